@@ -23,34 +23,21 @@ from support.documented_tables import TABLES
 from support.result_tables import Book, Column, Row, Table, Where
 from support.results import Checkpoint, Results, Run
 
-VALID: dict[str, Any] = {
-    "command": "learn.py --seeds 3",
-    "commit": "0123456789ab",
-    "transcribed": False,
-    "runs": [
-        {
-            "name": "ours",
-            "seed": 3,
-            "experiment": "fake_aloha",
-            "settings": ["agent.candidates=8"],
-            "checkpoints": [{"updates": 0, "successes": 3, "episodes": 10, "starts": "validation"}],
-        }
-    ],
+POINT = {"updates": 0, "successes": 3, "episodes": 10, "starts": "validation"}
+RUN = {
+    "name": "ours",
+    "seed": 3,
+    "experiment": "fake_aloha",
+    "settings": ["agent.candidates=8"],
+    "checkpoints": [POINT],
 }
+VALID = {"command": "learn.py --seeds 3", "commit": "0123456789ab", "transcribed": False, "runs": [RUN]}
 
 
-def changed(path: str, value: Any) -> dict[str, Any]:
-    """VALID with one field replaced, or removed where `value` is `...`."""
-    out = json.loads(json.dumps(VALID))
-    *parents, last = path.split(".")
-    at: Any = out
-    for name in parents:
-        at = at[int(name) if name.isdigit() else name]
-    if value is ...:
-        del at[last]
-    else:
-        at[last] = value
-    return out
+def book(folder: Path, runs: list[Run], **more: Any) -> Book:
+    """The results of one file, `some.json`."""
+    (folder / "some.json").write_text(results.dumps(Results("c", "0123456", False, runs, **more)))
+    return Book(folder)
 
 
 def test_the_documents_tables_are_those_of_the_results():
@@ -93,51 +80,46 @@ def test_a_row_without_a_run_is_refused(tmp_path: Path):
         table.markdown(Book(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "named"),
-    [
-        ("commit", ..., ("commit",)),
-        ("commit", "main", ("commit", "'main'")),
-        ("transcribed", "no", ("transcribed", "'no'")),
-        ("runs", [], ("runs",)),
-        ("runs.0.seed", "3", ("runs[0].seed", "'3'")),
-        ("runs.0.colour", "red", ("runs[0].colour", "settings")),
-        ("runs.0.settings", ..., ("runs[0]", "settings")),
-        ("runs.0.checkpoints", [], ("runs[0].checkpoints",)),
-        ("runs.0.checkpoints.0.successes", 11, ("checkpoints[0].successes", 11, 10)),
-        ("runs.0.checkpoints.0.episodes", 0, ("checkpoints[0].successes", 3, 0)),
-        ("runs.0.checkpoints.0.updates", -1, ("checkpoints[0].updates", -1)),
-        ("runs.0.checkpoints.0.updates", True, ("checkpoints[0].updates", "True")),
-        ("runs.0.checkpoints.0.starts", "training", ("checkpoints[0].starts", "'training'", "validation")),
-    ],
-)
+AT_POINT = "runs.0.checkpoints.0"
+
+
+@pytest.mark.parametrize(("path", "value", "named"), [
+    ("commit", ..., ("commit",)),
+    ("commit", "main", ("commit", "'main'")),
+    ("transcribed", "no", ("transcribed", "'no'")),
+    ("runs", [], ("runs",)),
+    ("runs.0.seed", "3", ("runs[0].seed", "'3'")),
+    ("runs.0.colour", "red", ("runs[0].colour", "settings")),
+    ("runs.0.settings", ..., ("runs[0]", "settings")),
+    ("runs.0.checkpoints", [], ("runs[0].checkpoints",)),
+    (f"{AT_POINT}.successes", 11, ("checkpoints[0].successes", 11, 10)),
+    (f"{AT_POINT}.episodes", 0, ("checkpoints[0].successes", 3, 0)),
+    (f"{AT_POINT}.updates", -1, ("checkpoints[0].updates", -1)),
+    (f"{AT_POINT}.updates", True, ("checkpoints[0].updates", "True")),
+    (f"{AT_POINT}.starts", "training", ("checkpoints[0].starts", "'training'", "validation")),
+])  # fmt: skip
 def test_a_field_that_is_not_what_it_must_be_is_named(path: str, value: Any, named: tuple[object, ...]):
+    changed = json.loads(json.dumps(VALID))
+    *parents, last = path.split(".")
+    at: Any = changed
+    for name in parents:
+        at = at[int(name) if name.isdigit() else name]
+    at.pop(last) if value is ... else at.update({last: value})
     with pytest.raises(DataError, match=naming("results.json", *named)):
-        results.parse(changed(path, value), "results.json")
+        results.parse(changed, "results.json")
 
 
 def test_a_file_that_is_missing_or_no_json_is_named(tmp_path: Path):
     (tmp_path / "there.json").write_text("{")
-    with pytest.raises(DataError, match=naming("other.json", "there")):
-        results.read(tmp_path / "other.json")
-    with pytest.raises(DataError, match=naming("there.json", "--json")):
-        results.read(tmp_path / "there.json")
+    for file, named in (("other.json", "there"), ("there.json", "--json")):
+        with pytest.raises(DataError, match=naming(file, named)):
+            results.read(tmp_path / file)
 
 
 def test_what_is_written_is_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     file = tmp_path / "results.json"
-    words = [
-        "/somewhere/learn.py",
-        "--seeds",
-        "3",
-        "--json",
-        str(file),
-        "--data",
-        "/home/a/b.npz",
-        "--out=/x",
-        "--quick",
-    ]
-    monkeypatch.setattr(sys, "argv", words)
+    more = ["--data", "/home/a/b.npz", "--out=/x", "--quick"]
+    monkeypatch.setattr(sys, "argv", ["/somewhere/learn.py", "--seeds", "3", "--json", str(file), *more])
     point = Checkpoint(0, 3, 10, env_steps=0, human_ticks=0, wall=1.5, best=True)
     run = Run("ours", 3, "fake_aloha", ["a=b"], [point, Checkpoint(5, 0, 10)], {"share": 0.5})
     results.write(file, [run], details={"x": [1]})
@@ -148,12 +130,10 @@ def test_what_is_written_is_what_is_read(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_part_joins_the_others_and_runs_keep_their_commit(tmp_path: Path):
-    file = tmp_path / "results.json"
-    runs = [Run(name, 0, "e", [], [Checkpoint(0, 1, 2)]) for name in ("ours", "bc")]
-    file.write_text(results.dumps(Results("c", "0123456", False, runs, details={"record": 1})))
+    file = tmp_path / "some.json"
+    book(tmp_path, [Run(name, 0, "e", [], [Checkpoint(0, 1, 2)]) for name in ("ours", "bc")], details={"record": 1})
     both = results.add(file, Run("bc", 0, "e", [], [Checkpoint(9, 2, 2)]))
-    assert [(r.name, r.checkpoints[0].updates) for r in both.runs] == [("ours", 0), ("bc", 9)]
-    assert [r.commit for r in both.runs] == ["0123456", ""]
+    assert [(r.name, r.checkpoints[0].updates, r.commit) for r in both.runs] == [("ours", 0, "0123456"), ("bc", 9, "")]
     assert results.add(file, None, {"plan": 2}).details == {"record": 1, "plan": 2}
     assert results.read(file) == results.add(file, None)
 
@@ -167,67 +147,45 @@ def test_a_file_is_transcribed_while_it_has_such_runs(tmp_path: Path, seeds: tup
     assert (made.transcribed, made.note) == (transcribed, "From the table." if transcribed else "")
 
 
-def test_results_of_unknown_or_changed_code_are_not_shown(tmp_path: Path):
+def test_results_of_unknown_or_changed_code_and_of_two_tasks_are_not_shown(tmp_path: Path):
     for commit in (results.UNKNOWN, "0123456-dirty"):
         (tmp_path / "some.json").write_text(json.dumps({**VALID, "commit": commit}))
         with pytest.raises(DataError, match=naming("some.json", "commit", commit)):
             render_results.refuse_unknown_code(Book(tmp_path), tmp_path)
-
-
-def test_runs_of_two_tasks_are_not_counted_together(tmp_path: Path):
-    runs = [Run("default", 0, experiment, [], [Checkpoint(0, 1, 2)]) for experiment in ("fake_aloha", "ogbench")]
-    (tmp_path / "some.json").write_text(results.dumps(Results("c", "0123456", False, runs)))
+    two = book(tmp_path, [Run("default", 0, name, [], [Checkpoint(0, 1, 2)]) for name in ("fake_aloha", "ogbench")])
     with pytest.raises(DataError, match=naming("some", "'default'", "fake_aloha, ogbench")):
-        result_tables.interval(Book(tmp_path), Where("some", "default"))
+        result_tables.interval(two, Where("some", "default"))
 
 
-def test_checkpoints_are_found_by_updates_and_role():
+def test_checkpoints_are_found_by_updates_and_role_and_shown_with_seeds_and_episodes(tmp_path: Path):
     points = [Checkpoint(0, 1, 9, "validation"), Checkpoint(4, 2, 9, best=True), Checkpoint(8, 3, 9)]
     run = Run("ours", 0, "e", [], points)
     assert [run.at(which) for which in ("first", "last", "best", 8)] == [points[1], points[2], points[1], points[2]]
-    assert run.at(0) is None
-    assert run.at(0, "validation") == points[0]
-
-
-def test_seeds_numbers_of_episodes_and_further_checkpoints_are_shown(tmp_path: Path):
+    assert (run.at(0), run.at(0, "validation")) == (None, points[0])
     points = [Checkpoint(10, 9, 25), Checkpoint(25, 36, 50), Checkpoint(30, 25, 50)]
-    runs = [Run("qc", 0, "e", [], points), Run("qc", 0, "e", [], points[2:]), Run("qc", 1, "e", [], points[2:])]
-    (tmp_path / "some.json").write_text(results.dumps(Results("c", "0123456", False, runs)))
-    book, cell = Book(tmp_path), result_tables.bare(50)
-    where = Where("some", "qc", also=((30, 25),))
-    assert cell(book, Where(at=(10,)).under(where)) == "36 (25 episodes)"
-    assert cell(book, Where(at=(30,)).under(where)) == "50 (72 at 25), 50; 50"
-    assert cell(book, Where(at=(40,)).under(where)) == ""
+    runs = [Run("qc", seed, "e", [], some) for seed, some in ((0, points), (0, points[2:]), (1, points[2:]))]
+    where, cell, shown = Where("some", "qc", also=((30, 25),)), result_tables.bare(50), book(tmp_path, runs)
+    texts = [cell(shown, Where(at=(at,)).under(where)) for at in (10, 30, 40)]
+    assert texts == ["36 (25 episodes)", "50 (72 at 25), 50; 50", ""]
 
 
-def contestants(*words: str) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
+@pytest.mark.parametrize(("words", "names", "named"), [
+    ([], ["published-qc"], ("--methods", "published-qc", "--published", published_code.SOURCE)),
+    (["--published_python", "p"], ["qc"], ("--published_python", "--published")),
+    (["--published", "."], ["published-qc"], ("--published", "agents/acfql.py", published_code.SOURCE)),
+    (["--published", "code"], ["qc"], ("--published", "--methods", "published-qc")),
+    (["--published", "code", "--offline_steps", "0"], ["published-qc"], ("--published", "--offline_steps", "0")),
+])  # fmt: skip
+def test_the_published_code_needs_its_checkout(words, names, named, tmp_path, monkeypatch, capsys):
+    (tmp_path / "code" / "agents").mkdir(parents=True)
+    (tmp_path / "code" / "agents" / "acfql.py").touch()
+    monkeypatch.chdir(tmp_path)
     parser = argparse.ArgumentParser()
     parser.add_argument("--published", type=Path)
     parser.add_argument("--published_python")
     parser.add_argument("--offline_steps", type=int, default=1500)
-    return parser, parser.parse_args(words)
-
-
-@pytest.mark.parametrize(
-    ("words", "names", "named"),
-    [
-        ([], ["published-qc"], ("--methods", "published-qc", "--published", published_code.SOURCE)),
-        (["--published_python", "p"], ["qc"], ("--published_python", "--published")),
-        (["--published", "."], ["published-qc"], ("--published", "agents/acfql.py", published_code.SOURCE)),
-        (["--published", "code"], ["qc"], ("--published", "--methods", "published-qc")),
-        (["--published", "code", "--offline_steps", "0"], ["published-qc"], ("--published", "--offline_steps", "0")),
-    ],
-)
-def test_the_published_code_needs_its_checkout(
-    words: list[str], names: list[str], named: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-):  # fmt: skip
-    (tmp_path / "code" / "agents").mkdir(parents=True)
-    (tmp_path / "code" / "agents" / "acfql.py").touch()
-    monkeypatch.chdir(tmp_path)
-    parser, args = contestants(*words)
     with pytest.raises(SystemExit):
-        published_code.check(parser, names, args)
+        published_code.check(parser, names, parser.parse_args(words))
     error = capsys.readouterr().err.partition("error: ")[2]
     assert all(word in error for word in named)
 
@@ -242,57 +200,3 @@ def test_a_folder_without_a_repository_of_its_own_has_no_commit(tmp_path: Path):
     (tmp_path / "agents" / "acfql.py").write_text("x = 1")
     assert published_code.commit_of(tmp_path).endswith("-dirty")
     assert published_code.commit_of(tmp_path / "agents") == results.UNKNOWN
-
-
-CHECKOUT = {
-    "agents/acfql.py": """
-import ml, numpy as np
-class Agent:
-    def __init__(self, config): self.config, self.network, self.updates = config, ml.Network(), 0
-    create = classmethod(lambda cls, seed, observation, action, config: cls(config))
-    def update(self, rows):
-        assert rows == (self.config["batch_size"], 5, 0.99)
-        self.updates += 1
-        return self, {}
-def get_config(): return {"flow_steps": 10, "alpha": 1.0}
-""",
-    "agents/__init__.py": "from agents.acfql import Agent\nagents = {'acfql': Agent}\n",
-    "ml.py": "class Network: params = 0.0\n",
-    "envs/env_utils.py": "EpisodeMonitor = lambda env, filter_regexes: env\n",
-    "envs/ogbench_utils.py": """
-import numpy as np
-NAMES = ("observations", "actions", "next_observations", "terminals")
-def make_ogbench_env_and_datasets(task, env_only): return task
-def load_dataset(path, add_info): return {name: np.full((4, 2), 2.0) for name in NAMES}
-""",
-    "ogbench/__init__.py": "",
-    "ogbench/relabel_utils.py": "def relabel_dataset(task, env, rows): rows.update(rewards=1, masks=1)\n",
-    "utils/datasets.py": """
-class Dataset(dict):
-    create = classmethod(lambda cls, **rows: cls(rows))
-    def sample_sequence(self, batch, sequence_length, discount): return batch, sequence_length, discount
-""",
-    "evaluation.py": """
-def evaluate(agent, env, action_dim, num_eval_episodes):
-    assert agent.config["actor_hidden_dims"] == (256, 256) and agent.config["horizon_length"] == action_dim + 3 == 5
-    return {"success": agent.updates / 1500}, [], []
-""",
-}
-
-
-@pytest.mark.system
-def test_a_checkout_of_the_published_code_trains_as_a_contestant(tmp_path: Path):
-    """A stand-in of its modules: what is called, with what, and how often."""
-    for name, text in CHECKOUT.items():
-        (tmp_path / "code" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "code" / name).write_text(text)
-    parser, args = contestants("--published", str(tmp_path / "code"))
-    published_code.check(parser, ["ours", "published-qc"], args)
-    assert published_code.commit_of(args.published) == results.UNKNOWN
-    vars(args).update(data=tmp_path / "x.npz", task="t", eval_interval=1200, episodes=10)
-    seen: list[Checkpoint] = []
-    run = published_code.train("published-qc", 3, args, seen.append)
-    assert [(c.updates, c.successes, c.episodes) for c in run.checkpoints] == [(1200, 8, 10), (1500, 10, 10)]
-    assert seen == run.checkpoints
-    assert (run.name, run.seed) == ("published-qc", 3)
-    assert "actor_num_samples=8" in run.settings

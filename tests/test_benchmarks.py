@@ -1,4 +1,4 @@
-"""The benchmarks of transport and updates run and add up; their figures are not judged on a busy machine."""
+"""The benchmarks run and add up; their figures are not judged on a busy machine, but the outcomes of trainings are."""
 
 from __future__ import annotations
 
@@ -6,12 +6,35 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.system
+from serl_chunk.evaluation.results import wilson_interval
+from serl_chunk_robot.robot_file.config import load
+from serl_chunk_robot.robot_file.toml_file import read_toml
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
+
+from support import served
+from support.results import Run, read
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+pytestmark = pytest.mark.system
+
+
+def run(script: str, *flags: object, status: int = 0, timeout: float | None = 280) -> str:
+    """Run a benchmark to its end; returns what it printed."""
+    command = [sys.executable, str(BENCHMARKS / f"{script}.py"), *map(str, flags)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout if status == 0 else done.stderr
+
+
+def measured(script: str, folder: Path, *flags: object, **more: Any) -> tuple[str, dict[str, Any]]:
+    """(what it printed, its figures)."""
+    file = folder / "figures.json"
+    return run(script, *flags, "--json", file, **more), json.loads(file.read_text())
 
 
 def test_every_benchmark_can_be_started():
@@ -21,156 +44,53 @@ def test_every_benchmark_can_be_started():
     assert done.returncode == 0, done.stderr
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, float]]:
-    """The table that a quick run prints, and its figures."""
-    folder = tmp_path_factory.mktemp("benchmark")
-    file = folder / "figures.json"
-    command = [
-        sys.executable,
-        str(BENCHMARKS / "transport.py"),
-        "--quick",
-        "--json",
-        str(file),
-        "--folder",
-        str(folder),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr
-    assert [p.name for p in folder.iterdir()] == [file.name], "the journals it wrote are removed"
-    return done.stdout, json.loads(file.read_text())
-
-
 @pytest.mark.slow  # the whole benchmark
-def test_every_row_arrives_and_costs_something(run: tuple[str, dict[str, float]]):
-    figures = run[1]
-    for load, raw in (("cameras", 3 * 128 * 128 * 3), ("state", 2 * 14 * 4)):
-        for batch in ("live", "catchup"):
-            for actors in (1, 4):
-                ours, bare = (f"{load}_{batch}_{actors}_{team}" for team in ("ours", "bare"))
-                assert figures[f"{ours}_steps_per_s"] > 0
-                assert figures[f"{bare}_steps_per_s"] > 0
-                assert raw < figures[f"{bare}_bytes_per_step"] <= figures[f"{ours}_bytes_per_step"] < raw + 2048
-                assert figures[f"{ours}_actor_cpu_us_per_step"] > 0
-                assert figures[f"{ours}_learner_cpu_us_per_step"] > 0
+def test_every_row_arrives_once_costs_something_and_is_in_the_table_of_transport(tmp_path):
+    table, figures = measured("transport", tmp_path, "--quick", "--folder", tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["figures.json"], "the journals it wrote are removed"
+    for load_, raw in (("cameras", 3 * 128 * 128 * 3), ("state", 2 * 14 * 4)):
+        for case in (f"{load_}_{batch}_{actors}" for batch in ("live", "catchup") for actors in (1, 4)):
+            ours, bare = f"{case}_ours", f"{case}_bare"
+            costs = (f"{ours}_steps_per_s", f"{bare}_steps_per_s", f"{ours}_actor_cpu_us_per_step")
+            assert min(figures[name] for name in (*costs, f"{ours}_learner_cpu_us_per_step")) > 0
+            assert raw < figures[f"{bare}_bytes_per_step"] <= figures[f"{ours}_bytes_per_step"] < raw + 2048
+        assert figures[f"{load_}_live_1_ours_steps_per_message"] == 1  # live rows travel alone, others together
+        assert 2 < figures[f"{load_}_catchup_1_ours_steps_per_message"] <= 100
     assert figures["cameras_live_1_keys_steps_per_s"] > 0
-
-
-@pytest.mark.slow  # the whole benchmark
-def test_live_rows_travel_alone_and_others_together(run: tuple[str, dict[str, float]]):
-    for load in ("cameras", "state"):
-        assert run[1][f"{load}_live_1_ours_steps_per_message"] == 1
-        assert 2 < run[1][f"{load}_catchup_1_ours_steps_per_message"] <= 100
-
-
-@pytest.mark.slow  # the whole benchmark
-def test_a_restarted_learner_gets_everything_once(run: tuple[str, dict[str, float]]):
-    for spool in ("memory", "disk"):
-        assert run[1][f"recovery_{spool}_ours_missing"] == 0
-        assert run[1][f"recovery_{spool}_ours_delivered_again"] == 0
-        assert run[1][f"recovery_{spool}_ours_s"] > 0
-
-
-@pytest.mark.slow  # the whole benchmark
-def test_the_table_shows_it(run: tuple[str, dict[str, float]]):
-    table, figures = run
-    assert f"{figures['state_live_1_ours_steps_per_s']:,.0f}" in table
-    for section in ("steps per second", "bytes per step", "journal", "published until applied", "50 Hz", "backlog"):
-        assert f"\n{section}" in table
-    assert "the whole actor, 50 MB/s, late" in table
-
-
-def test_a_folder_that_is_no_checkout_is_refused(tmp_path: Path):
-    command = [sys.executable, str(BENCHMARKS / "transport.py"), "--quick", "--folder", str(tmp_path)]
-    done = subprocess.run([*command, "--agentlace", str(tmp_path)], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1
-    assert f"--agentlace={tmp_path}: no checkout of agentlace" in done.stderr
-
-
-@pytest.fixture(scope="module")
-def updates(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, dict[str, dict[str, float]]]]:
-    """The tables of a quick run of updates.py, and its figures."""
-    file = tmp_path_factory.mktemp("updates") / "figures.json"
-    command = [
-        sys.executable,
-        str(BENCHMARKS / "updates.py"),
-        "--quick",
-        "--json",
-        str(file),
-        "--presets",
-        "qc",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr
-    return done.stdout, json.loads(file.read_text())
+    for spool in ("memory", "disk"):  # a restarted learner
+        at = f"recovery_{spool}_ours"
+        assert (figures[f"{at}_missing"], figures[f"{at}_delivered_again"], figures[f"{at}_s"] > 0) == (0, 0, True)
+    sections = ("steps per second", "bytes per step", "journal", "published until applied", "50 Hz", "backlog")
+    shown = (f"{figures['state_live_1_ours_steps_per_s']:,.0f}", "the whole actor, 50 MB/s, late")
+    assert [text for text in (*(f"\n{section}" for section in sections), *shown) if text not in table] == []
 
 
 @pytest.mark.slow  # compiles whole agents
-def test_our_update_is_the_plain_one_and_is_compiled_once(updates: tuple[str, dict[str, dict[str, dict[str, float]]]]):
-    table, figures = updates
+def test_our_update_is_the_plain_one_and_is_compiled_once_and_our_recipe_is_measured_beside_it(tmp_path):
+    table, figures = measured("updates", tmp_path, "--quick", "--presets", "qc")
     assert figures["qc"]["ours"]["loss_difference"] < 1e-4
     assert figures["qc"]["ours"]["recompiled"] == 0
     assert f"{figures['qc']['plain']['updates_per_s']:.2f}" in table
+    small = ("--small", "--presets", "qc-fql", "--rounds=1", "--seconds=0.1")
+    table, figures = measured("updates", tmp_path, *small, timeout=600)
+    assert set(figures["qc-fql"]) == {"ours", "plain", "recipe"}
+    assert figures["qc-fql"]["ours"]["loss_difference"] < 1e-4
+    assert f"{figures['qc-fql']['recipe']['updates_per_s']:.2f}" in table
 
 
 @pytest.mark.slow  # compiles whole agents
-def test_our_recipe_is_measured_beside_small_presets(tmp_path: Path):
-    file = tmp_path / "figures.json"
-    command = [sys.executable, str(BENCHMARKS / "updates.py"), "--small", "--presets", "qc-fql", "--json", str(file)]
-    done = subprocess.run([*command, "--rounds=1", "--seconds=0.1"], capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    figures = json.loads(file.read_text())["qc-fql"]
-    assert set(figures) == {"ours", "plain", "recipe"}
-    assert figures["ours"]["loss_difference"] < 1e-4
-    assert f"{figures['recipe']['updates_per_s']:.2f}" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("script", "option", "message"),
-    [
-        ("updates", "--qc=.", "no checkout of Q-chunking's code"),
-        ("updates", "--presets=qcc", "'qcc' is none; valid: qc-rlpd, qc-fql, qc"),
-        ("updates", "--small", "--small goes with neither --quick nor --savings"),
-        ("pi0_device", "--cases=lora,half", "'half' is none; valid: lora_expert, lora, expert, full, decide"),
-        ("pi0_device", "--batch=3", "--batch=3 --rounds=20: expected an even batch"),
-        ("vision", "--cases=cached,resnet", "'resnet' is none; valid: none, conv, impala, resnet10, frozen, cached"),
-        ("vision", "--sizes=128", "--sizes=128: expected PIXELS:BATCH"),
-        ("vision", "--sizes=48:3", "48:3 is no size: 8 pixels or more, an even batch"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused(script: str, option: str, message: str):
-    command = [sys.executable, str(BENCHMARKS / f"{script}.py"), "--quick", option]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1
-    assert message in done.stderr
-
-
-@pytest.mark.slow  # compiles whole agents
-def test_a_pi0_is_measured_on_a_device(tmp_path: Path):
-    file = tmp_path / "figures.json"
-    command = [sys.executable, str(BENCHMARKS / "pi0_device.py"), "--quick", "--batch=2", "--rounds=1"]
-    command += ["--cases=lora_expert,decide", "--json", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr
-    figures = json.loads(file.read_text())
+def test_a_pi0_is_measured_on_a_device(tmp_path):
+    cases = ("--cases=lora_expert,decide", "--batch=2", "--rounds=1")
+    table, figures = measured("pi0_device", tmp_path, "--quick", *cases)
     assert 0 < figures["lora_expert"]["update_ms"] < figures["lora_expert"]["total_ms"]
     assert set(figures["decide"]["decide_ms"]) == {"1", "8", "32"}
-    assert f"{figures['lora_expert']['total_ms']:.1f} ms an update of 2" in done.stdout
-
-
-@pytest.fixture(scope="module")
-def vision(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, dict[str, float]]]:
-    """The table of a quick run of vision.py, and its figures at the one size it has."""
-    file = tmp_path_factory.mktemp("vision") / "figures.json"
-    command = [sys.executable, str(BENCHMARKS / "vision.py"), "--quick", "--json", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr
-    return done.stdout, json.loads(file.read_text())["32"]
+    assert f"{figures['lora_expert']['total_ms']:.1f} ms an update of 2" in table
 
 
 @pytest.mark.slow  # compiles ResNet-10
-def test_kept_features_stand_for_pixels_in_the_vision_benchmark(vision: tuple[str, dict[str, dict[str, float]]]):
-    table, figures = vision
+def test_kept_features_stand_for_pixels_in_the_vision_benchmark(tmp_path):
+    table, sizes = measured("vision", tmp_path, "--quick")
+    figures = sizes["32"]
     assert set(figures) == {"none", "conv", "frozen", "cached"}
     cached = figures["cached"]
     assert cached["loss_difference"] < 1e-2
@@ -181,3 +101,82 @@ def test_kept_features_stand_for_pixels_in_the_vision_benchmark(vision: tuple[st
         assert f["total_ms"] > 0
         assert case == "none" or f["camera_share"] == pytest.approx(1 - figures["none"]["total_ms"] / f["total_ms"])
     assert f"{100 * cached['saved_share']:.0f} %" in table
+
+
+@pytest.mark.parametrize(("script", "option", "message"), [
+    ("transport", "--agentlace=.", "--agentlace=.: no checkout of agentlace"),
+    ("updates", "--qc=.", "no checkout of Q-chunking's code"),
+    ("updates", "--presets=qcc", "'qcc' is none; valid: qc-rlpd, qc-fql, qc"),
+    ("updates", "--small", "--small goes with neither --quick nor --savings"),
+    ("pi0_device", "--cases=lora,half", "'half' is none; valid: lora_expert, lora, expert, full, decide"),
+    ("pi0_device", "--batch=3", "--batch=3 --rounds=20: expected an even batch"),
+    ("vision", "--cases=cached,resnet", "'resnet' is none; valid: none, conv, impala, resnet10, frozen, cached"),
+    ("vision", "--sizes=128", "--sizes=128: expected PIXELS:BATCH"),
+    ("vision", "--sizes=48:3", "48:3 is no size: 8 pixels or more, an even batch"),
+])  # fmt: skip
+def test_what_cannot_be_measured_is_refused(script, option, message):
+    assert message in run(script, "--quick", option, status=1)
+
+
+def test_the_servers_file_has_the_options_of_its_experiment(tmp_path):
+    robots, file = BENCHMARKS.parent / "experiments" / "robots", tmp_path / "robot.toml"
+    file.write_text(served._with_option((robots / "aloha_sim.toml").read_text(), "env_name", "insertion"))
+    assert read_toml(file, ("name", "driver", "start", "reset")).values["driver"]["env_name"] == "insertion"
+    file.write_text(served._with_option((robots / "fake_aloha.toml").read_text(), "observe_objects", False))
+    loaded = load(file)
+    assert (loaded.driver, loaded.options, len(loaded.reset)) == ("fake_aloha", {"observe_objects": False}, 1)
+
+
+def test_nothing_moves_between_an_operators_hold_and_go_or_after_a_drivers_exit(tmp_path):
+    """Two cases of real processes, once each; times are not judged."""
+    cases = ("terminal_run", "driver_exits")
+    _, figures = measured("robot_processes", tmp_path, "--times", "1", "--cases", *cases, timeout=300)
+    assert [(figures[name]["n"], figures[name]["changed"], figures[name]["broken"]) for name in cases] == [
+        (1, 0, [])
+    ] * 2
+
+
+# Trainings whose outcome the documentation promises: minutes to an hour each.
+
+
+def training(tmp_path: Path, script: str, *flags: object) -> list[Run]:
+    """The runs of one benchmark, from its beginning."""
+    run(script, "--out", tmp_path / "out", "--json", tmp_path / "figures.json", *flags, timeout=None)
+    return list(read(tmp_path / "figures.json").runs)
+
+
+@pytest.mark.slow
+def test_every_method_with_a_human_runs(tmp_path):
+    plot, methods = tmp_path / "plot.png", ["ours", "rlpd-qc", "hil-serl", "hg-dagger", "bc"]
+    runs = training(tmp_path, "human_in_the_loop", "--quick", "--methods", ",".join(methods), "--plot", plot)
+    assert [r.name for r in runs] == methods
+    assert all(r.figures["human_share_high"] > 0 for r in runs)
+    assert plot.stat().st_size > 10_000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_a_human_is_needed_less_and_less(tmp_path):
+    (ours,) = training(tmp_path, "human_in_the_loop", "--methods", "ours", "--checkpoints", "1")
+    assert ours.figures["later_share"] < 0.05
+    last = ours.checkpoints[-1]
+    assert wilson_interval(last.successes, last.episodes).low > 0.8
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_gym_hils_operator_is_seen_and_the_cube_is_picked(tmp_path):
+    pytest.importorskip("gym_hil")
+    (result,) = training(tmp_path, "learn_gym_hil")
+    last = result.checkpoints[-1]
+    assert last.human_ticks > 100
+    assert result.figures["episodes_with_intervention"] > 10
+    assert (last.episodes, result.figures["starts_repeat"]) == (50, 1)
+    assert last.rate >= 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_three_cameras_are_enough(tmp_path):
+    (result,) = training(tmp_path, "learn_fake_aloha_images")
+    assert result.checkpoints[-1].rate >= 0.8

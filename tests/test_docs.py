@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import importlib
 import inspect
+import io
 import pkgutil
 import re
 import runpy
@@ -45,44 +48,23 @@ TUTORIAL = ROOT / "docs" / "your_robot.md"
 WITH_FILES = (TUTORIAL, ROOT / "docs" / "pi0.md")  # pages whose commands use the files that they show
 SERVING = ROOT / "docs" / "serving.md"  # tests/cli/test_serve.py runs its scripts
 LANGUAGES = {"console", "bash", "python", "toml", "text"}  # text is not tried: pictures and fragments
-FOREIGN_FLAGS = {
-    "--successes_needed",
-    "--dataset_type",
-    "--max_episode_steps",
-    "--num_episodes",
-    "--no-deps",  # pip's
-}  # of the programs the documents compare ours with
-STUBBED = (
-    "serl_chunk.cli.local.run_local",
-    "serl_chunk.fleet.local.run_both",
-    "serl_chunk.cli.learner.run_learner",
-    "serl_chunk.cli.learner.run_offline",
-    "serl_chunk.cli.evaluation.run_evaluation",
-    "serl_chunk.cli.actor.run_training_actor",
-    "serl_chunk.cli.record.run_record",
-    "serl_chunk.runs.report.report.build_report",
-    "serl_chunk.cli.keys.run_init",
-    "serl_chunk.cli.keys.run_add",
-    "serl_chunk.cli.keys.run_join",
-    "serl_chunk.cli.keys.run_list",
-    "serl_chunk.cli.keys.run_revoke",
-    "serl_chunk.cli.doctor.doctor.run_doctor",
-    "serl_chunk.cli.data.convert.run_convert",
-    "serl_chunk.cli.data.convert.run_export",
-    "serl_chunk.cli.data.inspect.run_inspect",
-    "serl_chunk.cli.data.inspect.run_check",
-    "serl_chunk.cli.data.inspect.run_stats",
-    "serl_chunk.cli.view.run",
-    "serl_chunk.cli.rollback.run",
-    "serl_chunk.cli.serve.run_serve",
-    "serl_chunk.cli.attention.run_fit",
-    "serl_chunk.cli.attention.run_test",
-    "serl_chunk.cli.classifier.run_train",
-    "serl_chunk.cli.classifier.run_test",
-    "serl_chunk.cli.pi0.run_inspect",
-    "serl_chunk.cli.pi0.run_import",
-    "serl_chunk.cli.pi0.run_export",
-)
+# Of the programs the documents compare ours with, and of pip.
+FOREIGN_FLAGS = {"--successes_needed", "--dataset_type", "--max_episode_steps", "--num_episodes", "--no-deps"}
+STUBBED = {  # module of serl_chunk -> what of it a command line starts
+    "cli.local": "run_local", "fleet.local": "run_both", "cli.learner": "run_learner run_offline",
+    "cli.evaluation": "run_evaluation", "cli.actor": "run_training_actor", "cli.record": "run_record",
+    "runs.report.report": "build_report", "cli.keys": "run_init run_add run_join run_list run_revoke",
+    "cli.doctor.doctor": "run_doctor", "cli.data.convert": "run_convert run_export",
+    "cli.data.inspect": "run_inspect run_check run_stats", "cli.view": "run", "cli.rollback": "run",
+    "cli.serve": "run_serve", "cli.attention": "run_fit run_test", "cli.classifier": "run_train run_test",
+    "cli.pi0": "run_inspect run_import run_export",
+}  # fmt: skip
+SUBCOMMANDS = {  # whose flags `--help` prints; of "", of one word
+    "": "config new experiments record serve report view doctor", "keys": "init add join list revoke",
+    "robot": "new check teach dry replay serve status jog end keys reboot", "classifier": "record train test",
+    "attention": "fit test", "pi0": "inspect import export", "data": "convert export inspect check stats",
+}  # fmt: skip
+every_page = pytest.mark.parametrize("doc", DOCS, ids=lambda d: str(d.relative_to(ROOT)))
 
 
 class Block(NamedTuple):
@@ -154,10 +136,11 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
 
         return called
 
-    for path in STUBBED:
-        module, _, name = path.rpartition(".")
-        real = getattr(importlib.import_module(module), name)
-        monkeypatch.setattr(path, stub(f"run_{module.rpartition('.')[2]}" if name == "run" else name, real))
+    for name, functions in STUBBED.items():
+        module = importlib.import_module(f"serl_chunk.{name}")
+        for function in functions.split():
+            known = f"run_{name.rpartition('.')[2]}" if function == "run" else function
+            monkeypatch.setattr(module, function, stub(known, getattr(module, function)))
     return made
 
 
@@ -187,12 +170,10 @@ def test_serl_chunk_accepts(
         shared = arguments["arguments"]
         assert command_line.main([*shared, "--learner"]) == command_line.main([*shared, "--actor"]) == 0
         assert [name for name, _ in calls] == ["run_learner", "run_training_actor"]
-    elif words[0] in ("data", "classifier", "attention", "pi0"):
+    elif words[0] in ("data", "classifier", "attention", "pi0", "keys"):
         assert name == f"run_{words[1]}"
     elif words[0] in ("view", "rollback"):
         assert name == f"run_{words[0]}"
-    elif name in ("run_init", "run_add", "run_join", "run_list", "run_revoke"):
-        assert words[:2] == ["keys", name.removeprefix("run_")]
     elif name != "build_report":
         assert isinstance(arguments["config"], ExperimentConfig)
 
@@ -207,28 +188,20 @@ def test_robot_files_are_valid(tmp_path: Path):
     assert loaded.profiles["exploring"].limits.rates.velocity[0] == 1.5
 
 
-@pytest.mark.parametrize("words", commands_of("make"))
-def test_make_has_the_target(words: list[str]):
-    makefile = (ROOT / "Makefile").read_text()
-    for word in words:
-        variable, equals, _ = word.partition("=")
-        pattern = rf"^{variable} \?=" if equals else rf"^{word}:"
-        assert re.search(pattern, makefile, re.MULTILINE), word
-
-
-@pytest.mark.parametrize("words", commands_of("python"))
-def test_the_script_has_the_flags(words: list[str]):
-    source = (ROOT / words[0]).read_text()
-    for flag in (w for w in words[1:] if w.startswith("--")):
-        assert f'add_argument("{flag}"' in source, flag
-
-
-@pytest.mark.parametrize("words", commands_of("pip"))
-def test_pip_finds_the_extras(words: list[str]):
-    assert (ROOT / words[words.index("-c") + 1]).is_file()
-    assert re.fullmatch(r"(\.|jax)\[.*\]", words[-1])
-    for extra in words[-1].removeprefix(".[").removesuffix("]").split(",") if words[-1].startswith(".") else ():
-        assert re.search(rf"^{extra} = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE), extra
+def test_make_has_the_targets_scripts_the_flags_and_pip_the_extras():
+    makefile, project = (ROOT / "Makefile").read_text(), (ROOT / "pyproject.toml").read_text()
+    for words in (p.values[0] for p in commands_of("make")):
+        for variable, equals, _ in (word.partition("=") for word in words):
+            assert re.search(rf"^{variable} \?=" if equals else rf"^{variable}:", makefile, re.MULTILINE), variable
+    for words in (p.values[0] for p in commands_of("python")):
+        source = (ROOT / words[0]).read_text()
+        for flag in (w for w in words[1:] if w.startswith("--")):
+            assert f'add_argument("{flag}"' in source, flag
+    for words in (p.values[0] for p in commands_of("pip")):
+        assert (ROOT / words[words.index("-c") + 1]).is_file()
+        package, extras = re.fullmatch(r"(\.|jax)\[(.*)\]", words[-1]).groups()
+        for extra in extras.split(",") if package == "." else ():
+            assert re.search(rf"^{extra} = \[", project, re.MULTILINE), extra
 
 
 def test_the_printed_help_is_accepted(calls: Calls, monkeypatch: pytest.MonkeyPatch):
@@ -297,7 +270,7 @@ def slug(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
-@pytest.mark.parametrize("doc", DOCS, ids=lambda d: str(d.relative_to(ROOT)))
+@every_page
 def test_links_lead_somewhere(doc: Path):
     links = re.findall(r"\]\(([^)\s]+)\)", prose(doc))
     for link in links:
@@ -324,6 +297,7 @@ def test_sections_that_the_code_refers_to_exist():
         assert (ROOT / path).is_file(), path
 
 
+@functools.cache
 def groups() -> dict[str, set[str]]:
     """`learner -> {batch_size, ...}` for every part of an experiment; all kinds of agents and robots together."""
     out = {}
@@ -338,7 +312,7 @@ def groups() -> dict[str, set[str]]:
     return out
 
 
-@pytest.mark.parametrize("doc", DOCS, ids=lambda d: str(d.relative_to(ROOT)))
+@every_page
 def test_settings_exist(doc: Path):
     known = groups()
     # A section of ablations.md has the figures of options that are gone.
@@ -350,34 +324,24 @@ def test_settings_exist(doc: Path):
         assert name in known[group], f"{group}.{name}"
 
 
-@pytest.mark.parametrize("doc", DOCS, ids=lambda d: str(d.relative_to(ROOT)))
-def test_flags_exist(doc: Path, capsys: pytest.CaptureFixture[str]):
-    assert command_line.main(["--help_all"]) == 0
-    for words in (
-        ["config"],
-        ["new"],
-        ["experiments"],
-        ["record"],
-        ["serve"],
-        ["report"],
-        ["view"],
-        ["doctor"],
-        *(["keys", c] for c in ("init", "add", "join", "list", "revoke")),
-        *(["robot", c] for c in ("new", "check", "teach", "dry", "replay")),
-        *(["robot", c] for c in ("serve", "status", "jog", "end", "keys", "reboot")),
-        *(["classifier", c] for c in ("record", "train", "test")),
-        *(["attention", c] for c in ("fit", "test")),
-        *(["pi0", c] for c in ("inspect", "import", "export")),
-        *(["data", c] for c in ("convert", "export", "inspect", "check", "stats")),
-    ):
-        with pytest.raises(SystemExit):
-            command_line.main([*words, "--help"])
-    known = set(re.findall(r"--[a-z][a-z_-]*[a-z]", capsys.readouterr().out)) | FOREIGN_FLAGS | {"--config"}
-    for script in (ROOT / "benchmarks").rglob("*.py"):
-        known |= set(re.findall(r'add_argument\("(--[\w-]+)"', script.read_text()))
+@pytest.fixture(scope="module")
+def flags() -> set[str]:
+    """Every flag that a command or a benchmark has."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        assert command_line.main(["--help_all"]) == 0
+        for first, more in SUBCOMMANDS.items():
+            for word in more.split():
+                with pytest.raises(SystemExit):
+                    command_line.main([*[first][: bool(first)], word, "--help"])
+    known = {"--config", *FOREIGN_FLAGS, *re.findall(r"--[a-z][a-z_-]*[a-z]", printed.getvalue())}
+    scripts = "".join(script.read_text() for script in (ROOT / "benchmarks").rglob("*.py"))
+    return known | set(re.findall(r'add_argument\("(--[\w-]+)"', scripts))
+
+
+@every_page
+def test_flags_exist(doc: Path, flags: set[str]):
     inline = " ".join(re.findall(r"`([^`]+)`", prose(doc)))
-    shown = set(re.findall(r"(?<!\S)--[a-z][\w-]*", inline))
-    assert shown <= known, shown - known
+    assert set(re.findall(r"(?<!\S)--[a-z][\w-]*", inline)) - flags == set()
 
 
 def test_every_benchmark_is_described():

@@ -1,3 +1,5 @@
+"""Files that are written whole, numbers in words, lines about waiting, and what is wrong with a folder."""
+
 from __future__ import annotations
 
 import logging
@@ -18,17 +20,10 @@ from serl_chunk.io import (
 )
 
 
-def test_an_atomic_write_replaces_the_file_and_leaves_nothing_else(tmp_path: Path):
+def test_an_atomic_write_replaces_the_file_whole_or_not_at_all(tmp_path: Path):
     file = tmp_path / "run.json"
     atomic_write(file, "old")
     atomic_write(file, "größer", durable=True)
-    assert file.read_text(encoding="utf-8") == "größer"
-    assert os.listdir(tmp_path) == ["run.json"]
-
-
-def test_a_failed_write_keeps_the_old_file(tmp_path: Path):
-    file = tmp_path / "run.json"
-    atomic_write(file, b"old")
 
     def fail_half_way():
         with atomic_path(file) as part:
@@ -37,34 +32,20 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path):
 
     with pytest.raises(ZeroDivisionError):
         fail_half_way()
-    assert file.read_text() == "old"
+    assert file.read_text(encoding="utf-8") == "größer"
     assert os.listdir(tmp_path) == ["run.json"]
 
 
-@pytest.mark.parametrize(
-    ("nbytes", "text"),
-    [
-        (0, "0 B"),
-        (999, "999 B"),
-        (1536, "1.5 KiB"),
-        (20 * 2**20, "20 MiB"),
-        (1023 * 2**20, "1.0 GiB"),
-        (2**51, "2048 TiB"),
-    ],
-)
-def test_bytes_are_formatted_with_binary_units(nbytes: int, text: str):
-    assert format_bytes(nbytes) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.44, "0.4 s"), (12.3, "12 s"), (59.9, "60 s"), (185, "3:05"), (3723, "1:02:03")]
-)
-def test_durations_are_formatted(seconds: float, text: str):
-    assert format_duration(seconds) == text
-
-
-def test_a_plural_has_an_s():
-    assert [plural(n, "episode") for n in (0, 1, 2000)] == ["0 episodes", "1 episode", "2,000 episodes"]
+@pytest.mark.parametrize(("written", "given", "text"), [
+    (format_bytes, 999, "999 B"), (format_bytes, 1536, "1.5 KiB"), (format_bytes, 20 * 2**20, "20 MiB"),
+    (format_bytes, 1023 * 2**20, "1.0 GiB"), (format_bytes, 2**51, "2048 TiB"),
+    (format_duration, 0.44, "0.4 s"), (format_duration, 59.9, "60 s"), (format_duration, 185, "3:05"),
+    (format_duration, 3723, "1:02:03"), (lambda n: plural(n, "episode"), 1, "1 episode"),
+    (lambda n: plural(n, "episode"), 2000, "2,000 episodes"), (os_reason, ValueError("text"), "text"),
+    (os_reason, OSError(), "OSError"), (os_reason, FileNotFoundError(2, "No such file", "/f"), "No such file"),
+])  # fmt: skip
+def test_bytes_durations_numbers_and_errors_of_the_system_in_words(written, given, text):
+    assert written(given) == text
 
 
 def test_a_wait_is_logged_now_and_then_with_its_remedy_on_the_first_line(caplog):
@@ -76,20 +57,10 @@ def test_a_wait_is_logged_now_and_then_with_its_remedy_on_the_first_line(caplog)
     wait.end()
     wait.log("waiting again", "Start a learner.", level=logging.WARNING)
     wait.log("unseen")
-    assert caplog.messages == [
-        "waiting for 0 s. Start a learner.",
-        "waiting for 10 s",
-        "waiting again. Start a learner.",
-    ]
-    assert [record.levelname for record in caplog.records] == ["INFO", "INFO", "WARNING"]
-
-
-def test_an_error_of_the_system_is_named_without_its_number(tmp_path: Path):
-    with pytest.raises(FileNotFoundError) as missing:
-        (tmp_path / "missing").read_text()
-    assert os_reason(missing.value) == "No such file or directory"
-    assert os_reason(ValueError("text")) == "text"
-    assert os_reason(OSError()) == "OSError"
+    assert [(record.levelname, record.message) for record in caplog.records] == [
+        ("INFO", "waiting for 0 s. Start a learner."), ("INFO", "waiting for 10 s"),
+        ("WARNING", "waiting again. Start a learner."),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("below", "kind"), [("", FileExistsError), ("a/b", NotADirectoryError)])

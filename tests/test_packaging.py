@@ -10,6 +10,7 @@ import sys
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,11 +21,8 @@ ROBOT = ROOT / "packages" / "serl-chunk-robot" / "serl_chunk_robot"
 SOURCES = ("serl_chunk", "packages", "experiments")  # what a wheel contains
 
 
-def git(*words: str) -> list[str]:
-    if not (ROOT / ".git").exists() or shutil.which("git") is None:
-        pytest.skip("this is no git checkout")
-    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
-    return done.stdout.splitlines()
+def project(folder: Path = ROOT) -> dict[str, Any]:
+    return tomllib.loads((folder / "pyproject.toml").read_text())
 
 
 def folders() -> set[str]:
@@ -38,55 +36,42 @@ def robot_folders() -> set[str]:
     return {".".join(path.parent.relative_to(ROBOT.parent).parts) for path in ROBOT.rglob("*.py")}
 
 
-def test_no_tracked_path_is_ignored():
-    assert git("ls-files", "--cached", "--ignored", "--exclude-standard") == []
-
-
-def test_no_module_is_ignored():
+def test_no_tracked_path_and_no_module_is_ignored():
     """A pattern without a leading slash would keep a whole room out of a commit."""
-    sources = ("serl_chunk", "packages", "tests")
-    modules = [str(p.relative_to(ROOT)) for folder in sources for p in (ROOT / folder).rglob("*.py")]
-    command = ["git", "check-ignore", "--no-index", *modules]
+    if not (ROOT / ".git").exists() or shutil.which("git") is None:
+        pytest.skip("this is no git checkout")
+    modules = [str(p.relative_to(ROOT)) for name in (*SOURCES[:2], "tests") for p in (ROOT / name).rglob("*.py")]
     assert len(modules) > 300
-    git("status", "--short")
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert done.stdout.splitlines() == []
+    for words in (
+        ["ls-files", "--cached", "--ignored", "--exclude-standard"],
+        ["check-ignore", "--no-index", *modules],
+    ):
+        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.stdout, done.stderr) == ("", "")
 
 
 def test_every_folder_is_a_listed_package():
-    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    listed = project()["tool"]["setuptools"]["packages"]
     assert len(listed) == len(set(listed))
     assert set(listed) == folders()
-    assert [name for name in folders() if not _folder_of(name).joinpath("__init__.py").is_file()] == []
+    of = {"serl_chunk.experiments": ROOT / "experiments"}
+    of |= {name: ROBOT.parent.joinpath(*name.split(".")) for name in robot_folders()}
+    assert [
+        n for n in folders() if not (of.get(n) or ROOT.joinpath(*n.split("."))).joinpath("__init__.py").is_file()
+    ] == []
 
 
-def _folder_of(package: str) -> Path:
-    if package == "serl_chunk.experiments":
-        return ROOT / "experiments"
-    return (ROBOT.parent if package.startswith("serl_chunk_robot") else ROOT).joinpath(*package.split("."))
-
-
-MODULES = {
-    "absl-py": "absl",
-    "av": "av",
-    "imageio": "imageio_ffmpeg",  # the extra [ffmpeg]
-    "opencv-python-headless": "cv2",
-    "orbax-checkpoint": "orbax",
-    "pillow": "PIL",
-    "pyzmq": "zmq",
-}
-"""Distributions whose module has another name."""
+MODULES = {  # distributions whose module has another name
+    "absl-py": "absl", "av": "av", "imageio": "imageio_ffmpeg",  # the extra [ffmpeg]
+    "opencv-python-headless": "cv2", "orbax-checkpoint": "orbax", "pillow": "PIL", "pyzmq": "zmq",
+}  # fmt: skip
 OLDER = {"tomli"}  # of Pythons before 3.11, which has it as tomllib; serl_chunk needs a newer one
 # Imported by drivers of real robots, and in their environments: none is a dependency.
 OF_ROBOTS = {"draccus", "interbotix_xs_msgs", "lerobot", "rclpy", "rosgraph", "rospy", "sensor_msgs"}
-ROBOT_EXTRAS = {  # and what they install
-    "v4l2": {"cv2"},
-    "realsense": {"pyrealsense2"},
-    "trossen": {"trossen_arm"},
-    "devices": {"evdev"},
-    "gello": {"dynamixel_sdk"},
-    "spacemouse": {"pyspacemouse"},  # which serl-chunk itself always has
-}
+ROBOT_EXTRAS = {  # and what they install; spacemouse's serl-chunk itself always has
+    "v4l2": {"cv2"}, "realsense": {"pyrealsense2"}, "trossen": {"trossen_arm"}, "devices": {"evdev"},
+    "gello": {"dynamixel_sdk"}, "spacemouse": {"pyspacemouse"},
+}  # fmt: skip
 
 
 def imported(folders: Iterable[Path]) -> tuple[set[str], set[str]]:
@@ -109,29 +94,24 @@ def modules_of(requirements: Iterable[str]) -> set[str]:
 
 
 def test_dependencies_are_what_is_imported():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    named = [*project["dependencies"], *(d for extra, wanted in extras.items() if extra != "dev" for d in wanted)]
+    own, extras = project()["project"], project()["project"]["optional-dependencies"]
+    named = [*own["dependencies"], *(d for extra, wanted in extras.items() if extra != "dev" for d in wanted)]
     modules, (statements, texts) = modules_of(named), imported(ROOT / folder for folder in SOURCES)
     assert modules - statements - texts == set(), "nothing imports them"
-    own = {"serl_chunk", "serl_chunk_robot"}
-    assert statements - modules - set(sys.stdlib_module_names) - own - OF_ROBOTS == OLDER, "no dependency has them"
+    known = modules | set(sys.stdlib_module_names) | {"serl_chunk", "serl_chunk_robot"} | OF_ROBOTS
+    assert statements - known == OLDER, "no dependency has them"
 
 
-def test_the_robots_distribution_has_its_packages_dependencies_and_version():
-    project = tomllib.loads((ROBOT.parent / "pyproject.toml").read_text())
-    assert set(project["tool"]["setuptools"]["packages"]) == robot_folders()
-    modules, (statements, texts) = modules_of(project["project"]["dependencies"]), imported([ROBOT])
+def test_the_robots_distribution_has_its_packages_dependencies_version_and_extras():
+    whole, root = project(ROBOT.parent), project()["project"]
+    robot = whole["project"]
+    assert set(whole["tool"]["setuptools"]["packages"]) == robot_folders()
+    modules, (statements, texts) = modules_of(robot["dependencies"]), imported([ROBOT])
     own, extras = {"serl_chunk_robot", "__future__"}, set().union(*ROBOT_EXTRAS.values())
     assert extras <= statements | texts
     assert statements - set(sys.stdlib_module_names) - own - OF_ROBOTS - extras == modules
-    root = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert modules - OLDER <= modules_of(root["dependencies"])
     assert serl_chunk_robot.__version__ == root["version"]
-
-
-def test_both_distributions_have_the_extras_of_the_robots():
-    root, robot = (tomllib.loads((p / "pyproject.toml").read_text())["project"] for p in (ROOT, ROBOT.parent))
     of = robot["optional-dependencies"]
     assert {extra: modules_of(wanted) for extra, wanted in of.items()} == ROBOT_EXTRAS
     root_extras = {**root["optional-dependencies"], "spacemouse": [d for d in root["dependencies"] if "mouse" in d]}
@@ -140,19 +120,15 @@ def test_both_distributions_have_the_extras_of_the_robots():
     assert [extra for extra in of if f"`[{extra}]`" not in readme] == []
 
 
-def test_constraints_pin_only_what_make_installs():
+def test_constraints_pin_only_what_make_installs_and_the_license_is_apache_2():
     """A pin of an extra that it does not install would hold back those who do."""
     pinned = {line.partition("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines()}
     assert len(pinned) > 50
     assert not pinned & {"opencv-python-headless", "pyrealsense2", "trossen-arm"}
-
-
-def test_the_license_is_apache_2():
-    text = (ROOT / "LICENSE").read_text()
+    text, own = (ROOT / "LICENSE").read_text(), project()["project"]
     assert "Version 2.0, January 2004" in text
     assert "Copyright 2026 the serl_chunk authors" in text
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert (project["license"], project["license-files"]) == ("Apache-2.0", ["LICENSE"])
+    assert (own["license"], own["license-files"]) == ("Apache-2.0", ["LICENSE"])
 
 
 IMPORT_ALL = """

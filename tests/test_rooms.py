@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import ast
+import collections
 import dataclasses
 import functools
 import importlib
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-
-import pytest
 
 import serl_chunk
 import serl_chunk_robot
@@ -84,38 +83,15 @@ ROBOT_RULE: dict[str, set[str]] = {  # the same of serl_chunk_robot, which impor
     "__main__": {"main"},
 }
 BY_NAME = "drivers"  # room of serl_chunk_robot whose simulated robots may load one of serl_chunk, by name alone
-WITHOUT_JAX = (
-    "io",
-    "version",
-    "types",
-    "extras",
-    "config",
-    "transport",
-    "data",
-    "robots",
-    "devices",
-    "outcomes",
-    "attention",
-    "viewer",
-    "console",
-    "live",
-    "serving",
-    "signals",
-)
+WITHOUT_JAX = {
+    "io", "version", "types", "extras", "config", "transport", "data", "robots", "devices", "outcomes", "attention",
+    "viewer", "console", "live", "serving", "signals",
+}  # fmt: skip
 ACCELERATED = {"jax", "jaxlib", "flax", "optax", "orbax"}
 
 
-def modules() -> list[Path]:
-    return sorted(PACKAGE.rglob("*.py"))
-
-
-def robot_modules() -> list[Path]:
-    return sorted(ROBOT.rglob("*.py"))
-
-
-def product() -> list[Path]:
-    """The modules of both packages."""
-    return [*modules(), *robot_modules()]
+MODULES, ROBOT_MODULES = sorted(PACKAGE.rglob("*.py")), sorted(ROBOT.rglob("*.py"))
+PRODUCT = [*MODULES, *ROBOT_MODULES]
 
 
 def room_of(path: Path) -> str:
@@ -148,57 +124,46 @@ def imports(path: Path) -> list[tuple[int, str]]:
     return list(visit(parsed(path)))
 
 
-def test_every_room_is_in_the_rule():
-    assert {room_of(p) for p in modules()} == set(RULE)
+def importing(paths: list[Path], wrong: Callable[[Path, str], bool]) -> list[str]:
+    """Each import of these files that is wrong."""
+    return [
+        f"{p.relative_to(ROOT)}:{line} imports {name}" for p in paths for line, name in imports(p) if wrong(p, name)
+    ]
+
+
+def texts(path: Path) -> Iterator[str]:
+    return (n.value for n in ast.walk(parsed(path)) if isinstance(n, ast.Constant) and isinstance(n.value, str))
 
 
 def test_imports_go_one_way():
-    wrong = []
-    for path in modules():
-        room = room_of(path)
-        for line, name in imports(path):
-            parts = name.split(".")
-            if parts[0] == "serl_chunk" and len(parts) > 1 and parts[1] not in RULE[room] | {room}:
-                wrong.append(f"{path.relative_to(ROOT)}:{line} imports {name}")
-    assert not wrong
+    def wrong(path: Path, name: str) -> bool:
+        package, _, part = name.partition(".")
+        return (
+            package == "serl_chunk" and bool(part) and part.split(".")[0] not in RULE[room_of(path)] | {room_of(path)}
+        )
+
+    assert {room_of(p) for p in MODULES} == set(RULE)
+    assert importing(MODULES, wrong) == []
 
 
 def test_the_robot_package_imports_its_own_rooms_alone():
-    assert {room_of(p) for p in robot_modules()} == set(ROBOT_RULE)
-    wrong = []
-    for path in robot_modules():
-        room = room_of(path)
-        for line, name in imports(path):
-            package, _, rest = name.partition(".")
-            part = rest.partition(".")[0]
-            if package == "serl_chunk" or (package == ROBOT.name and part not in ROBOT_RULE[room] | {room}):
-                wrong.append(f"{path.relative_to(ROOT)}:{line} imports {name}")
-        if room != BY_NAME:
-            texts = (n.value for n in ast.walk(parsed(path)) if isinstance(n, ast.Constant))
-            wrong += [f"{path.name} names {t}" for t in texts if isinstance(t, str) and t.startswith("serl_chunk.")]
-    assert not wrong
+    def wrong(path: Path, name: str) -> bool:
+        package, _, part = name.partition(".")
+        own = ROBOT_RULE[room_of(path)] | {room_of(path)}
+        return package == "serl_chunk" or (package == ROBOT.name and part.partition(".")[0] not in own)
+
+    assert {room_of(p) for p in ROBOT_MODULES} == set(ROBOT_RULE)
+    assert importing(ROBOT_MODULES, wrong) == []
+    others = [p for p in ROBOT_MODULES if room_of(p) != BY_NAME]
+    assert [f"{p.name} names {t}" for p in others for t in texts(p) if t.startswith("serl_chunk.")] == []
 
 
-def test_rooms_without_jax_never_name_it():
-    wrong = [
-        f"{path.relative_to(ROOT)}:{line} imports {name}"
-        for path in product()
-        if path.is_relative_to(ROBOT) or room_of(path) in WITHOUT_JAX
-        for line, name in imports(path)
-        if name.split(".")[0] in ACCELERATED
-    ]
-    assert not wrong
-
-
-def test_simulators_are_imported_by_extras_alone():
-    """The first import of MuJoCo decides how it renders, and each has one install hint."""
-    wrong = [
-        f"{path.relative_to(ROOT)}:{line} imports {name}"
-        for path in product()
-        for line, name in imports(path)
-        if name.split(".")[0] in {"mujoco", "dm_control", "ogbench", "robosuite", "gym_aloha"}
-    ]
-    assert not wrong
+def test_rooms_without_jax_never_name_it_and_simulators_are_imported_by_extras_alone():
+    """The first import of MuJoCo decides how it renders, and each simulator has one install hint."""
+    without = [p for p in PRODUCT if p.is_relative_to(ROBOT) or room_of(p) in WITHOUT_JAX]
+    assert importing(without, lambda _, name: name.split(".")[0] in ACCELERATED) == []
+    simulators = {"mujoco", "dm_control", "ogbench", "robosuite", "gym_aloha"}
+    assert importing(PRODUCT, lambda _, name: name.split(".")[0] in simulators) == []
 
 
 LONGEST = 600  # lines of a product file
@@ -219,9 +184,9 @@ def dotted(path: Path) -> str:
 
 def import_graph() -> dict[str, set[str]]:
     """Module -> the modules of both packages that it imports, wherever in it."""
-    names = {dotted(p) for p in product()}
+    names = {dotted(p) for p in PRODUCT}
     graph: dict[str, set[str]] = {}
-    for path in product():
+    for path in PRODUCT:
         found = set()
         for _, name in imports(path):
             found |= {name, name.rpartition(".")[0]} & names
@@ -231,25 +196,17 @@ def import_graph() -> dict[str, set[str]]:
     return graph
 
 
-def test_no_file_is_too_long():
-    sizes = {str(p.relative_to(ROOT)): len(p.read_text().splitlines()) for p in product()}
-    assert {path: n for path, n in sizes.items() if n > LONGEST} == {}
-
-
-def test_no_short_file_serves_one_module_without_a_reason():
-    importers: dict[str, set[str]] = {}
-    for name, imported in import_graph().items():
-        for module in imported:
-            importers.setdefault(module, set()).add(name)
+def test_no_file_is_too_long_and_no_short_one_serves_one_module_without_a_reason():
+    sizes = {path: len(path.read_text().splitlines()) for path in PRODUCT}
+    assert {str(path): n for path, n in sizes.items() if n > LONGEST} == {}
+    importers = collections.Counter(module for imported in import_graph().values() for module in imported)
     commands = {command.module for command in (*COMMANDS.values(), *OF_TWO_WORDS.values())}  # one each, loaded by name
     short = {
         str(path.relative_to(ROOT))
-        for path in product()
-        if path.name not in ("__init__.py", "__main__.py")
-        and dotted(path) not in commands
-        and len(path.read_text().splitlines()) < SHORTEST
-        and len(importers.get(dotted(path), ())) < 2
-    }
+        for path, n in sizes.items()
+        if n < SHORTEST and path.name not in ("__init__.py", "__main__.py") and dotted(path) not in commands
+        and importers[dotted(path)] < 2
+    }  # fmt: skip
     assert short == set(SHORT_WITH_REASON)
 
 
@@ -314,7 +271,7 @@ print("works")
 
 def test_a_robot_pc_needs_no_jax():
     """Configurations, transport, data and robots (but for the MuJoCo ones) in a process that cannot import JAX."""
-    names = [dotted(p) for p in modules() if room_of(p) in WITHOUT_JAX and p.parent.name != "aloha_sim"]
+    names = [dotted(p) for p in MODULES if room_of(p) in WITHOUT_JAX and p.parent.name != "aloha_sim"]
     code = BLOCKED.format(names=sorted(ACCELERATED), modules=[*names, "serl_chunk.agents.registry", "serl_chunk.main"])
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.stdout.strip() == "works", done.stderr
@@ -339,7 +296,7 @@ def reads(tree: ast.AST) -> set[str]:
 
 def test_every_setting_is_read():
     """Outside config, or by a method of its class that is read there; validating a value is not using it."""
-    used = set().union(*(reads(parsed(p)) for p in modules() if room_of(p) != "config"))
+    used = set().union(*(reads(parsed(p)) for p in MODULES if room_of(p) != "config"))
     for path in (PACKAGE / "config").rglob("*.py"):
         for function in (n for n in ast.walk(parsed(path)) if isinstance(n, ast.FunctionDef)):
             if not function.name.startswith("_") and function.name in used:
@@ -352,37 +309,18 @@ def test_every_setting_is_read():
 
 def test_every_module_and_public_name_of_it_is_documented():
     missing = []
-    for path in product():
+    for path in PRODUCT:
         tree = parsed(path)
-        where = str(path.relative_to(ROOT))
-        if tree.body and ast.get_docstring(tree) is None:
-            missing.append(where)
-        for node in tree.body:
-            if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
-                missing += [] if ast.get_docstring(node) else [f"{where}: {node.name}"]
-    assert not missing
+        named = [n for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef) and not n.name.startswith("_")]
+        whole = [tree] if tree.body else []
+        missing += [f"{path}: {getattr(n, 'name', '')}" for n in (*whole, *named) if ast.get_docstring(n) is None]
+    assert missing == []
 
 
 ENCODES = ROBOT / "wire" / "arrays.py"  # writes msgpack_numpy's layout, and reads it with a decoder of its own
 
 
-def test_nothing_unpickles():
-    """Loading a pickle runs what its writer likes. Names may speak of it: `.pkl` demonstrations are refused."""
-    unsafe = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
-    wrong = [
-        f"{path.relative_to(ROOT)}:{line} imports {name}"
-        for path in product()
-        for line, name in imports(path)
-        if name.split(".")[0] in unsafe
-    ]
-    for path in product():
-        for node in ast.walk(parsed(path)):
-            allowed = isinstance(node, ast.keyword) and node.arg == "allow_pickle"
-            if allowed and not (isinstance(node.value, ast.Constant) and node.value.value is False):
-                wrong.append(f"{path.relative_to(ROOT)}:{node.value.lineno} allow_pickle")
-    assert not wrong
-
-
+UNSAFE = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal", "msgpack_numpy"}
 UNPICKLERS = {"recv_pyobj", "read_pickle"}  # of pyzmq and pandas
 
 
@@ -391,56 +329,41 @@ def unsafe_reads(tree: ast.AST) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute | ast.Name):
             name = node.attr if isinstance(node, ast.Attribute) else node.id
-            if name in UNPICKLERS or name in ("pickle", "cPickle", "_pickle"):
+            if name in {*UNPICKLERS, "pickle", "cPickle", "_pickle"}:
                 yield node.lineno, name
+        if isinstance(node, ast.keyword) and node.arg == "allow_pickle" and ast.unparse(node.value) != "False":
+            yield node.value.lineno, "allow_pickle"
         if not isinstance(node, ast.Call):
             continue
-        called = ast.unparse(node.func)
-        first = node.args[0] if node.args else None
-        named = first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else ""
-        if called.endswith(("import_module", "__import__")) and named.split(".")[0] in {
-            "pickle",
-            "msgpack_numpy",
-            "dill",
-        }:
-            yield node.lineno, f"{called}({named!r})"
+        called, first = ast.unparse(node.func), ast.unparse(node.args[0]).strip("'\"") if node.args else ""
+        if called.endswith(("import_module", "__import__")) and first.split(".")[0] in UNSAFE:
+            yield node.lineno, f"{called}({first})"
         if called in ("np.load", "numpy.load") and (len(node.args) > 2 or any(k.arg is None for k in node.keywords)):
             yield node.lineno, f"{called} with arguments that may allow pickles"  # the third is allow_pickle
         if called in ("multiprocessing.connection.Listener", "multiprocessing.connection.Client", "Listener"):
             yield node.lineno, f"{called} unpickles what it receives"
 
 
-def test_nothing_unpickles_by_another_name():
-    """Also experiments and benchmarks: a learner reads what strangers send, and files that others made."""
-    paths = [*product(), *sorted((ROOT / "experiments").glob("*.py")), *sorted((ROOT / "benchmarks").rglob("*.py"))]
-    assert len(paths) > len(product())
-    wrong = []
-    for path in paths:
-        wrong += [f"{path.relative_to(ROOT)}:{line} {what}" for line, what in unsafe_reads(parsed(path))]
-        wrong += [
-            f"{path.relative_to(ROOT)}:{line} imports {name}"
-            for line, name in imports(path)
-            if name.split(".")[0] == "msgpack_numpy" and (path, name) != (ENCODES, "msgpack_numpy.encode")
-        ]
-    assert not wrong
+def test_nothing_unpickles():
+    """Loading a pickle runs what its writer likes. Names may speak of it: `.pkl` demonstrations are refused.
+
+    Also experiments and benchmarks: a learner reads what strangers send, and files that others made.
+    """
+    beside = [*(ROOT / "experiments").glob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
+    assert len(beside) > 10
+    paths = [*PRODUCT, *beside]
+    encodes = (ENCODES, "msgpack_numpy.encode")
+    assert importing(paths, lambda p, name: name.split(".")[0] in UNSAFE and (p, name) != encodes) == []
+    assert [f"{p}:{line} {what}" for p in paths for line, what in unsafe_reads(parsed(p))] == []
     for text in (
-        "import numpy as np; np.load(f, None, True)",
-        "socket.recv_pyobj()",
-        "importlib.import_module('pickle')",
-        "np.load(f, **options)",
-        "pd.read_pickle(f)",
-        "sys.modules['x'].pickle.loads(b)",
-    ):
+        "import numpy as np; np.load(f, None, True)", "socket.recv_pyobj()", "importlib.import_module('pickle')",
+        "np.load(f, **options)", "pd.read_pickle(f)", "sys.modules['x'].pickle.loads(b)", "np.load(f, allow_pickle=x)",
+    ):  # fmt: skip
         assert list(unsafe_reads(ast.parse(text))), text
-    assert not list(unsafe_reads(ast.parse("np.load(f, mmap_mode='r')")))
+    assert not list(unsafe_reads(ast.parse("np.load(f, mmap_mode='r', allow_pickle=False)")))
 
 
-@pytest.mark.parametrize("name", ["input", "breakpoint", "eval", "exec"])
-def test_nothing_asks_at_a_terminal_or_runs_text(name):
-    wrong = [
-        f"{path.relative_to(ROOT)}:{node.lineno}"
-        for path in product()
-        for node in ast.walk(parsed(path))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
-    ]
-    assert not wrong
+def test_nothing_asks_at_a_terminal_or_runs_text():
+    names = {"input", "breakpoint", "eval", "exec"}
+    calls = ((path, n) for path in PRODUCT for n in ast.walk(parsed(path)) if isinstance(n, ast.Call))
+    assert [f"{path}:{n.lineno}" for path, n in calls if isinstance(n.func, ast.Name) and n.func.id in names] == []

@@ -62,10 +62,7 @@ def test_a_closed_terminal_stops_and_adds_nothing_to_a_signal_before_it():
 
 def test_a_closed_terminal_that_was_ignored_stays_ignored():
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    stop = threading.Event()
-    stop_on_signals(stop, "ending")
-    signal.raise_signal(signal.SIGHUP)
-    assert not stop.is_set()
+    stop_on_signals(threading.Event(), "ending")
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 

@@ -13,43 +13,23 @@ from serl_chunk.config.agents.acfql import AcfqlConfig
 from serl_chunk.config.agents.gripper import GripperConfig
 from serl_chunk.types import Source
 
-GRIPPED = dataclasses.replace(SPEC, grippers=(1,))
-
-
-def steps(gripper: GripperConfig, human: HumanOnTicks | None = None, random_steps: int = 0):
-    sink = ListSink()
-    config = dataclasses.replace(make_config(), agent=AcfqlConfig(gripper=gripper))
-    env = LineEnv(spec=GRIPPED)
-    runner = EpisodeRunner(env, make_policy(NoisyAgent(8)), sink, config=config, intervention=human)
-    runner.run_episode(5, explore=True, random_steps=random_steps)
-    return sink.steps
-
 
 @pytest.mark.parametrize("random_steps", [0, 6])
-def test_it_keeps_the_opening_at_reset(random_steps):
-    found = steps(GripperConfig(mode="fixed"), random_steps=random_steps)
-    at_reset = found[0].observation["state"][1]
-    assert {float(s.action[1]) for s in found} == {float(at_reset)}
-    assert len({float(s.action[0]) for s in found}) > 20  # the other joint is the policy's
-
-
-def test_what_a_human_left_it_at_stays():
-    human = HumanOnTicks(frozenset(range(9, 13)))
-    found = steps(GripperConfig(mode="fixed"), human)
-    assert found[9].source == Source.HUMAN
-    at_reset = found[0].observation["state"][1]
-    assert [float(s.action[1]) for s in found] == [at_reset] * 9 + [np.float32(-0.9)] * (len(found) - 9)
-
-
-def test_random_actions_leave_a_fixed_one_as_it_is():
-    found = steps(GripperConfig(mode="fixed", fixed_value=0.5), random_steps=6)
-    at_reset = found[0].observation["state"][1]
-    assert [s.source for s in found[:6]] == [Source.RANDOM] * 6
-    assert {float(s.action[1]) for s in found[:6]} == {float(at_reset)}
-    assert found[-1].action[1] == found[-1].decision_tick / 64  # afterwards the agent says `fixed_value`
-
-
-@pytest.mark.parametrize("gripper", [GripperConfig(), GripperConfig(mode="fixed", fixed_value=0.5)])
-def test_otherwise_the_chunk_says(gripper):
-    found = steps(gripper)
-    assert found[-1].action[1] == found[-1].decision_tick / 64
+@pytest.mark.parametrize(("value", "human"), [(None, False), (None, True), (0.5, False)])
+def test_a_fixed_gripper_keeps_the_opening_at_reset_or_what_a_human_left_it_at(random_steps, value, human):
+    """An agent with a `fixed_value` says it in its chunks; random actions leave the gripper as it is."""
+    gripper = GripperConfig(mode="fixed") if value is None else GripperConfig(mode="fixed", fixed_value=value)
+    config, sink = dataclasses.replace(make_config(), agent=AcfqlConfig(gripper=gripper)), ListSink()
+    hands = HumanOnTicks(frozenset(range(9, 13))) if human else None
+    env = LineEnv(spec=dataclasses.replace(SPEC, grippers=(1,)))
+    runner = EpisodeRunner(env, make_policy(NoisyAgent(8)), sink, config=config, intervention=hands)
+    runner.run_episode(5, explore=True, random_steps=random_steps)
+    steps, at_reset = sink.steps, sink.steps[0].observation["state"][1]
+    assert [s.source for s in steps[:random_steps]] == [Source.RANDOM] * random_steps
+    chosen = [s.decision_tick / 64 for s in steps] if value is not None else [at_reset] * len(steps)
+    expected = [at_reset] * random_steps + chosen[random_steps:]
+    if human:
+        assert steps[9].source == Source.HUMAN
+        expected[9:] = [np.float32(-0.9)] * (len(steps) - 9)
+    assert [float(s.action[1]) for s in steps] == expected
+    assert len({float(s.action[0]) for s in steps}) > 20 - 4 * human  # the other joint is the policy's

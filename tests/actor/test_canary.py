@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import math
@@ -112,9 +113,7 @@ def run(link: Learning, succeeds, *, episodes: int, config=None, gate: str = "no
     return agent
 
 
-@pytest.mark.parametrize(
-    ("params", "alone"), [({"critic_chooses": np.bool_(False)}, True), ({}, False)], ids=["saw no failure", "chooses"]
-)
+@pytest.mark.parametrize(("params", "alone"), [({"critic_chooses": np.bool_(False)}, True), ({}, False)])
 def test_the_best_acts_once_the_critic_may_choose(params, alone):
     agent = run(Learning([snapshot(1, **params)]), lambda *_: True, episodes=5)
     assert set(agent.alone) == {alone}
@@ -167,42 +166,34 @@ def test_a_candidate_has_no_more_than_every_fourth_episode_and_an_end(successes,
 
 
 def test_a_discarded_episode_and_an_undone_label_count_nowhere():
-    link = Learning([snapshot(1)])
+    link, agent = Learning([snapshot(1)]), Remembering(LENGTH)
     config = dataclasses.replace(make_config(horizon=LENGTH), actor=ActorConfig(max_episodes=6, gate="canary"))
-    agent = Remembering(LENGTH)
     with ActorService(config, env=Judged(agent, lambda *_: True), agent=agent, link=link) as actor:
         actor.run(identity(LENGTH), RunProgress())
-        ids, counted = (
-            [r.episode_id for r in link.records if isinstance(r, Begin)],
-            actor._session.choice._policy.gate._of_acting,
-        )
-        before = str(counted.counts)
+        ids = [r.episode_id for r in link.records if isinstance(r, Begin)]
+        counted = actor._session.choice._policy.gate._of_acting
+        assert str(counted.counts) == "6/6"
         actor.amend(Amend(ids[0], discard=True))
-        actor.amend(Amend(ids[1], Outcome.UNKNOWN, "operator"))
-        actor.amend(Amend(ids[2], Outcome.FAILURE, "operator"))
-        actor.amend(Amend(ids[4], Outcome.SUCCESS, "operator"))
-        assert (before, str(counted.counts)) == ("6/6", "3/4")
+        for k, outcome in ((1, Outcome.UNKNOWN), (2, Outcome.FAILURE), (4, Outcome.SUCCESS)):
+            actor.amend(Amend(ids[k], outcome, "operator"))
+        assert str(counted.counts) == "3/4"
     assert len([r for r in link.records if isinstance(r, Amend)]) == 4
 
 
-@pytest.mark.parametrize(
-    ("robot", "outcome", "operator", "refused"),
-    [
-        (AlohaConfig(server="pc"), OutcomeConfig(), False, True),
-        (GymConfig(make=print, server="pc"), OutcomeConfig(), False, True),
-        (AlohaConfig(server="pc"), OutcomeConfig(), True, False),
-        (AlohaConfig(server="pc"), OutcomeConfig(success=bool), False, False),
-        (AlohaConfig(server="pc"), OutcomeConfig(classifier="folder"), False, False),
-        (GymConfig(make=print, is_real=True), OutcomeConfig(), False, False),  # as HIL-SERL's, which judges
-    ],
-)
+@pytest.mark.parametrize(("robot", "outcome", "operator", "refused"), [
+    (AlohaConfig(server="pc"), OutcomeConfig(), False, True),
+    (GymConfig(make=print, server="pc"), OutcomeConfig(), False, True),
+    (AlohaConfig(server="pc"), OutcomeConfig(), True, False),
+    (AlohaConfig(server="pc"), OutcomeConfig(success=bool), False, False),
+    (AlohaConfig(server="pc"), OutcomeConfig(classifier="folder"), False, False),
+    (GymConfig(make=print, is_real=True), OutcomeConfig(), False, False),  # as HIL-SERL's, which judges
+])  # fmt: skip
 def test_a_gate_needs_what_judges_episodes(robot, outcome, operator, refused):
     config = dataclasses.replace(make_config(), robot=robot, outcome=outcome)
     check_signal(config, operator=False)  # without a gate
     config = dataclasses.replace(config, actor=ActorConfig(gate="canary"))
-    if not refused:
-        return check_signal(config, operator=operator)
-    with pytest.raises(ConfigError, match=naming("actor.gate", "canary", "outcome.classifier", "operator", "none")):
+    wrong = pytest.raises(ConfigError, match=naming("actor.gate", "canary", "outcome.classifier", "operator", "none"))
+    with wrong if refused else contextlib.nullcontext():
         check_signal(config, operator=operator)
 
 
@@ -211,25 +202,20 @@ def test_only_the_newest_episodes_of_a_snapshot_count():
     for i in range(WINDOW + WINDOW // 2):
         evidence.add(f"e{i}", i >= WINDOW)
     assert evidence.counts == Counts(WINDOW // 2, WINDOW)
-    evidence.correct(f"e{WINDOW}", False)
-    evidence.correct(f"e{WINDOW + 1}", None)
-    evidence.correct("another actor's", None)
+    for name, success in ((f"e{WINDOW}", False), (f"e{WINDOW + 1}", None), ("another actor's", None)):
+        evidence.correct(name, success)
     assert evidence.counts == Counts(WINDOW // 2 - 2, WINDOW - 1)
 
 
-@pytest.mark.parametrize(
-    ("outcome", "by", "segments", "counts"),
-    [
-        (Outcome.SUCCESS, "environment", 0, True),
-        (Outcome.SUCCESS, "operator", 0, True),
-        (Outcome.SUCCESS, "environment", 1, False),  # a helped one
-        (Outcome.FAILURE, "operator", 0, False),
-        (Outcome.UNKNOWN, "environment", 0, False),  # the time limit
-        (Outcome.UNKNOWN, "fault", 0, False),
-        (Outcome.UNKNOWN, "operator", 0, None),  # who stopped it said nothing
-        (Outcome.UNKNOWN, "learner", 0, None),
-        (Outcome.UNKNOWN, "crash", 0, None),
-    ],
-)
+@pytest.mark.parametrize(("outcome", "by", "segments", "counts"), [
+    (Outcome.SUCCESS, "operator", 0, True),
+    (Outcome.SUCCESS, "environment", 1, False),  # a helped one
+    (Outcome.FAILURE, "operator", 0, False),
+    (Outcome.UNKNOWN, "environment", 0, False),  # the time limit
+    (Outcome.UNKNOWN, "fault", 0, False),
+    (Outcome.UNKNOWN, "operator", 0, None),  # who stopped it said nothing
+    (Outcome.UNKNOWN, "learner", 0, None),
+    (Outcome.UNKNOWN, "crash", 0, None),
+])  # fmt: skip
 def test_what_an_episode_counts_as(outcome, by, segments, counts):
     assert succeeded_alone(EpisodeSummary(seed=0, outcome=outcome, ended_by=by, segments=segments)) is counts

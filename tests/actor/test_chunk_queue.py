@@ -10,96 +10,28 @@ from hypothesis import strategies as st
 from serl_chunk.actor.chunk_queue import ChunkQueue
 from serl_chunk.actor.policy import Decision
 
-HOLD = np.array([7.0], np.float32)
-
 
 def chunk(tick: int, epoch: int = 0, horizon: int = 6) -> Decision:
     """Action i of the chunk decided on tick t is 100 t + i."""
     return Decision((100 * tick + np.arange(horizon, dtype=np.float32))[:, None], {}, tick, tick=tick, epoch=epoch)
 
 
-def queue_of(execute_steps: int) -> ChunkQueue:
-    """A queue of a robot that holds by repeating."""
-    return ChunkQueue(execute_steps, lambda action: action)
-
-
-def value(queue: ChunkQueue, tick: int) -> float | None:
-    queued = queue.pop(tick)
-    return None if queued is None else float(queued.command[0])
-
-
-def test_an_empty_queue_has_nothing():
-    queue = queue_of(4)
-    assert queue.pop(0) is None
-    assert queue.remaining(3) == 0
-    assert queue.due(3) == 3
-
-
-def test_a_chunk_ends_at_execute_steps():
-    queue = queue_of(4)
-    assert queue.join(chunk(0), 0) == 0
-    assert [value(queue, t) for t in range(6)] == [0, 1, 2, 3, None, None]
-
-
-def test_the_delay_is_the_first_executed_index():
-    queue = queue_of(6)
-    queue.join(chunk(0), 0)
-    assert value(queue, 0) == 0
-    assert queue.join(chunk(1), 4) == 3
-    assert [value(queue, t) for t in (1, 2, 3, 4, 5, 6, 7)] == [1, 2, 3, 103, 104, 105, None]
-
-
-@pytest.mark.parametrize("tick", [4, 9])
-def test_a_chunk_too_late_to_execute_is_refused(tick):
-    queue = queue_of(4)
-    assert queue.join(chunk(0), tick) is None
-    assert queue.remaining(tick) == 0
-
-
-def test_a_chunk_of_another_epoch_is_refused():
-    queue = queue_of(4)
-    planned = chunk(0, epoch=queue.epoch)
-    queue.flush()
-    assert queue.join(planned, 1) is None
-    assert queue.join(planned._replace(epoch=queue.epoch), 1) == 1
-
-
-def test_an_older_chunk_does_not_replace_a_newer_one():
-    queue = queue_of(6)
-    queue.join(chunk(3), 4)
-    assert queue.join(chunk(2), 5) is None
-    assert value(queue, 5) == 302
-
-
-def test_flush_empties():
-    queue = queue_of(4)
-    queue.join(chunk(0), 0)
-    queue.flush()
-    assert queue.pop(0) is None
-
-
-def test_committed_follows_later_chunks_and_holds_in_gaps():
-    queue = queue_of(5)
+@pytest.mark.parametrize(("hold", "committed"), [
+    (lambda action: action, [7, 7, 3, 4, 203, 204, 204, 204]),
+    (lambda action: 0 * action, [7, 0, 3, 4, 203, 204, 0, 0]),  # of a robot that is commanded by differences
+])  # fmt: skip
+def test_committed_follows_later_chunks_and_holds_as_the_robot_will(hold, committed):
+    queue = ChunkQueue(5, hold)
+    assert (queue.pop(0), queue.remaining(3), queue.due(3)) == (None, 0, 3)
     queue.join(chunk(0), 3)
     queue.join(chunk(2), 5)
-    np.testing.assert_array_equal(queue.committed(1, 8, HOLD)[:, 0], [7, 7, 3, 4, 203, 204, 204, 204])
-    assert queue.remaining(3) == 4
-    assert queue.remaining(1) == 0
-    assert queue.due(1) == 7
+    np.testing.assert_array_equal(queue.committed(1, 8, np.array([7.0], np.float32))[:, 0], committed)
+    assert (queue.remaining(3), queue.remaining(1), queue.due(1)) == (4, 0, 7)
 
 
-def test_committed_holds_as_the_robot_will():
-    queue = ChunkQueue(3, lambda action: 0 * action)  # commanded by differences
-    queue.join(chunk(1), 1)
-    np.testing.assert_array_equal(queue.committed(1, 5, np.zeros(1, np.float32))[:, 0], [100, 101, 102, 0, 0])
-
-
-@given(
-    execute=st.integers(1, 6),
-    events=st.lists(st.sampled_from(["pass", "plan", "join", "flush"]), max_size=60),
-)
+@given(execute=st.integers(1, 6), events=st.lists(st.sampled_from(["pass", "plan", "join", "flush"]), max_size=60))
 def test_random_histories(execute, events):
-    queue = queue_of(execute)
+    queue = ChunkQueue(execute, lambda action: action)
     planned: Decision | None = None
     current: Decision | None = None
     tick = 0
@@ -118,5 +50,6 @@ def test_random_histories(execute, events):
         index = tick - current.tick if current else execute
         left = max(0, execute - index) if current else 0
         assert queue.remaining(tick) == left
-        assert value(queue, tick) == (100 * current.tick + index if current and left else None)
+        queued = queue.pop(tick)
+        assert (queued and queued.command[0]) == (100 * current.tick + index if current and left else None)
         tick += event == "pass"

@@ -59,17 +59,17 @@ def collections():
     gc.set_threshold(*before)
 
 
-def runner_of(env, *, clock=None, inference=None, intervention=None, agent=None):
-    policy = make_policy(agent or NoisyAgent(8))
+def runner_of(env, *, intervention=None, agent=None, image_keys=()):
+    """On the environment's clock, or on the machine's own, with a thread of its own for inference."""
+    policy = make_policy(agent or NoisyAgent(8), image_keys=image_keys)
+    inference = env.clock and SimInference(policy, env.clock, itertools.repeat(0.005))
     config = make_config(horizon=8, actor=ActorConfig(clock="realtime", inference="async"))
-    inference = inference if inference is None else inference(policy)
     return EpisodeRunner(
-        env, policy, ListSink(), config=config, clock=clock, inference=inference, intervention=intervention
+        env, policy, ListSink(), config=config, clock=env.clock, inference=inference, intervention=intervention
     )
 
 
 def test_nothing_is_collected_within_an_episode_and_all_of_it_between_two(collections):
-    """On the machine's own clock, with a thread of its own for inference."""
     env = WastefulEnv(length=30)
     runner = runner_of(env)
     before = gc.isenabled(), gc.get_freeze_count()
@@ -93,14 +93,8 @@ def test_nothing_is_collected_within_an_episode_and_all_of_it_between_two(collec
 def test_a_long_episode_collects_at_a_hold(collections):
     """Ten minutes and more, at one tick a second; a human keeps still on three ticks."""
     still = frozenset({500, 650, 660})
-    clock = SimClock()
-    env = LineEnv(length=700, clock=clock, spec=dataclasses.replace(SPEC, control_hz=1.0))
-    runner = runner_of(
-        env,
-        clock=clock,
-        inference=lambda policy: SimInference(policy, clock, itertools.repeat(0.005)),
-        intervention=HumanOnTicks(still, idle=still),
-    )
+    env = LineEnv(length=700, clock=SimClock(), spec=dataclasses.replace(SPEC, control_hz=1.0))
+    runner = runner_of(env, intervention=HumanOnTicks(still, idle=still))
     step = env.step
     env.step = lambda action: collections.append(f"step {env.tick}") or step(action)
     runner.run_episode(0, explore=True)
@@ -112,9 +106,7 @@ def test_a_long_episode_collects_at_a_hold(collections):
 
 
 def test_an_error_leaves_the_interpreter_as_it_was():
-    clock = SimClock()
-    env = LineEnv(length=30, crash_at=5, clock=clock)
-    runner = runner_of(env, clock=clock, inference=lambda policy: SimInference(policy, clock, itertools.repeat(0.005)))
+    runner = runner_of(LineEnv(length=30, crash_at=5, clock=SimClock()))
     with pytest.raises(RuntimeError, match="motor"):
         runner.run_episode(0, explore=True)
     runner.close()
@@ -128,27 +120,19 @@ def test_the_robot_is_reset_after_the_warm_up():
     class Telling(NoisyAgent):
         def sample(self, params, observation, key, **kw):
             events.append("decision")
-            assert observation["state"].dtype == np.float32
-            assert observation["state"].shape == (3,)
-            assert observation["images/wrist"].shape == (6, 5, 3)
-            assert observation["images/wrist"].dtype == np.uint8
+            shapes = {name: (value.dtype, value.shape) for name, value in observation.items()}
+            assert shapes == {"state": (np.float32, (3,)), "images/wrist": (np.uint8, (6, 5, 3))}
             return super().sample(params, observation, key, **kw)
 
-    agent = Telling(8)
-    policy = make_policy(agent, image_keys=("wrist",))
-    clock = SimClock()
-    env = LineEnv(length=10, clock=clock)
+    env = LineEnv(length=10, clock=SimClock())
     reset, look = env.reset, env.read_images
     env.reset = lambda **kw: events.append("reset") or reset(**kw)
     env.read_images = lambda *a: events.append("look") or look(*a)
-    config = make_config(horizon=8, actor=ActorConfig(clock="realtime", inference="async"))
-    inference = SimInference(policy, clock, itertools.repeat(0.005))
-    runner = EpisodeRunner(env, policy, ListSink(), config=config, clock=clock, inference=inference)
-    runner.run_episode(0, explore=True)
-    runner.run_episode(1, explore=True)
+    runner = runner_of(env, agent=Telling(8), image_keys=("wrist",))
+    for seed in range(2):
+        runner.run_episode(seed, explore=True)
     first = events.index("reset")
-    assert events[:first] == ["decision"] * 53
-    assert events[first + 1] == "look"
+    assert events[: first + 2] == ["decision"] * 53 + ["reset", "look"]
     assert "decision" in events[first:]
     assert events.count("reset") == 2
     runner.close()

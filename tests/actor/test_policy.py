@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from actor_helpers import SPEC, NoisyAgent, identity, identity_normaliser, make_policy
+from actor_helpers import SPEC, NoisyAgent, identity, identity_normaliser
 from errors import naming
 
 from serl_chunk.actor.policy import ChunkPolicy, PolicyError, Request, blank_request
@@ -48,15 +48,13 @@ def relative_normaliser(horizon):
     )
 
 
-def test_a_decision_reads_the_text_of_its_episode():
-    prompts = Prompts(ByteTokenizer(), 8)
-    agent = EchoAgent([[1, 0]])
+def test_a_decision_reads_the_text_of_its_episode_and_no_camera_that_the_agent_does_not_look_at():
+    prompts, agent = Prompts(ByteTokenizer(), 8), EchoAgent([[1, 0]])
     policy = policy_of(agent, prompts=prompts)
     for text in ("left", "right", ""):
         policy.decide(Request(OBSERVATION, task=text))
         seen, _ = agent.asked
-        assert seen["prompt"] is prompts(text)[0]
-        assert seen["prompt_mask"] is prompts(text)[1]
+        assert [seen["prompt"] is prompts(text)[0], seen["prompt_mask"] is prompts(text)[1]] == [True, True]
     policy_of(agent).decide(Request(OBSERVATION, task="left"))
     assert set(agent.asked[0]) == {"state"}
 
@@ -79,9 +77,10 @@ def test_model_space_in_and_robot_units_out():
 
 def test_frames_enter_with_the_size_that_the_agent_reads():
     agent = EchoAgent([[1, 0]])
-    recorded = (SPEC.camera("front"),)
-    preprocess = Preprocess(identity_normaliser(1), (CameraSpec("front", 5, 4),), recorded=recorded)
+    preprocess = Preprocess(identity_normaliser(1), (CameraSpec("front", 5, 4),), recorded=(SPEC.camera("front"),))
     policy = ChunkPolicy(agent, preprocess, SPEC)
+    with pytest.raises(PolicyError, match=naming("snapshot")):
+        policy.decide(Request(OBSERVATION))
     policy.swap(Snapshot(1, {"bias": np.float32(0)}))
     policy.decide(Request(OBSERVATION))
     assert policy.image_keys == ("front",)
@@ -100,12 +99,6 @@ def test_the_age_of_the_parameters_that_decided():
     assert policy.age(28, 50.0) == 22.0  # a queue may still hold its actions
     assert policy.age(2, 50.0) == -1.0
     assert policy.age(29, 3.0) == 0.0
-
-
-def test_cameras_the_agent_does_not_look_at_stay_out():
-    agent = EchoAgent([[0, 0]])
-    policy_of(agent).decide(Request(OBSERVATION, explore=False))
-    assert set(agent.asked[0]) == {"state"}
 
 
 def test_the_prefix_enters_in_model_space_and_leaves_exactly():
@@ -127,19 +120,6 @@ def test_limits_clip_and_count():
     assert (policy.clipped, policy.values) == (3, 6)
 
 
-def test_the_same_seed_decides_the_same():
-    first, second, other = (make_policy(NoisyAgent(4), seed=s) for s in (1, 1, 2))
-    a, b, c = ([p.decide(Request(OBSERVATION, explore=True)).actions for _ in range(3)] for p in (first, second, other))
-    np.testing.assert_array_equal(a, b)
-    assert not np.array_equal(a[0], a[1])
-    assert not np.array_equal(a, c)
-
-
-def test_deciding_before_the_first_snapshot_is_refused():
-    with pytest.raises(PolicyError, match=naming("snapshot")):
-        ChunkPolicy(NoisyAgent(2), identity(2), SPEC).decide(Request(OBSERVATION, explore=True))
-
-
 def test_a_snapshot_for_another_normaliser_is_refused():
     """Its chunks would be decoded to other commands."""
     ours, theirs = identity_normaliser(2).digest(), relative_normaliser(2).digest()
@@ -153,21 +133,16 @@ def test_a_snapshot_for_another_normaliser_is_refused():
 
 
 def test_only_snapshots_of_the_policys_own_run_are_taken():
-    class Source:
-        snapshot: Snapshot | None = None
-
-        def latest(self):
-            return self.snapshot
-
     ours, theirs = identity_normaliser(2).digest(), relative_normaliser(2).digest()
-    source, agent = Source(), EchoAgent(np.zeros((2, 2)))
+    found: list[Snapshot | None] = [None]
+    agent = EchoAgent(np.zeros((2, 2)))
+    source = type("Source", (), {"latest": lambda self: found[0]})()
     policy = ChunkPolicy(agent, identity(2), SPEC, source=source, run="b")
     assert not policy.refresh()
-    for origin in (PolicyOrigin("a", ours), PolicyOrigin("b", theirs), PolicyOrigin("", ours)):
-        source.snapshot = Snapshot(9, {"bias": np.float32(9)}, origin=origin)
-        assert not policy.refresh()  # what it could decide with is of another run, or needs another normaliser
-    source.snapshot = Snapshot(1, {"bias": np.float32(1)}, origin=PolicyOrigin("b", ours))
-    assert policy.refresh()
-    source.snapshot = None  # the learner was replaced meanwhile
+    for run, digest, taken in (("a", ours, False), ("b", theirs, False), ("", ours, False), ("b", ours, True)):
+        version = 1 if taken else 9
+        found[0] = Snapshot(version, {"bias": np.float32(version)}, origin=PolicyOrigin(run, digest))
+        assert policy.refresh() is taken  # else of another run, or it needs another normaliser
+    found[0] = None  # the learner was replaced meanwhile
     assert policy.refresh()
     assert (policy.version, agent.loaded) == (1, [1])

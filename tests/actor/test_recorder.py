@@ -22,55 +22,29 @@ def ticks(sink):
     return [(s.tick, s.decision is not None) for s in sink.steps]
 
 
-def test_steps_wait_for_the_decision_on_an_earlier_one():
-    sink = ListSink()
-    recorder = EpisodeRecorder(sink, BEGIN)
-    recorder.expect(0)
-    recorder.step(step(0))
-    recorder.step(step(1))
-    assert sink.records == []
-    recorder.decided(0, RECORD)
-    assert ticks(sink) == [(0, True), (1, False)]
-    recorder.step(step(2))
-    assert ticks(sink)[-1] == (2, False)
-
-
-def test_each_decision_is_reported_before_its_step():
+def test_steps_wait_for_the_decision_on_an_earlier_one_which_is_reported_first_or_given_up():
     sink, told = ListSink(), []
     recorder = EpisodeRecorder(sink, BEGIN, lambda record: told.append((record, len(sink.records))))
-    recorder.expect(0)
-    recorder.step(step(0))
-    recorder.decided(0, RECORD)
-    recorder.decided(1, {"q": np.float32(2)})
-    assert told == [(RECORD, 0), ({"q": np.float32(2)}, 2)]
-
-
-def test_a_decision_that_is_given_up_holds_nothing_back():
-    sink = ListSink()
-    recorder = EpisodeRecorder(sink, BEGIN)
-    recorder.expect(0)
-    recorder.step(step(0))
-    recorder.release()
-    recorder.expect(1)
-    recorder.decided(1, RECORD)  # before its step: inference within the tick
-    recorder.step(step(1))
-    assert ticks(sink) == [(0, False), (1, True)]
-
-
-def test_the_end_hands_over_what_waits():
-    sink = ListSink()
-    recorder = EpisodeRecorder(sink, BEGIN)
-    recorder.expect(0)
-    recorder.step(step(0))
-    recorder.step(step(1))
-    recorder.end(END)
-    assert [type(r) for r in sink.records] == [Begin, Step, Step, End]
-
-
-def test_an_episode_without_steps_leaves_no_record():
-    sink = ListSink()
     EpisodeRecorder(sink, BEGIN).end(END)
-    assert sink.records == []
+    recorder.expect(0)
+    recorder.step(step(0))
+    recorder.step(step(1))
+    assert sink.records == []  # and none of an episode without steps
+    recorder.decided(0, RECORD)
+    recorder.step(step(2))
+    assert ticks(sink) == [(0, True), (1, False), (2, False)]
+    recorder.expect(3)
+    recorder.step(step(3))
+    recorder.release()
+    recorder.expect(4)
+    recorder.decided(4, RECORD)  # before its step: inference within the tick
+    recorder.step(step(4))
+    assert ticks(sink)[3:] == [(3, False), (4, True)]
+    assert told == [(RECORD, 0), (RECORD, 5)]
+    recorder.expect(5)
+    recorder.step(step(5))
+    recorder.end(END)  # hands over what waits
+    assert [type(r) for r in sink.records] == [Begin, *[Step] * 6, End]
 
 
 def picture(value, row=0):

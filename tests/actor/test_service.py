@@ -21,15 +21,7 @@ from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.devices.recorded import ReplayedIntervention, save_interventions
 from serl_chunk.evaluation.rollouts import EVAL_SEED_BASE, VALIDATION_SEED_BASE
-from serl_chunk.types import (
-    Begin,
-    ConfigError,
-    DataError,
-    End,
-    PolicyOrigin,
-    Source,
-    Step,
-)
+from serl_chunk.types import Begin, ConfigError, DataError, End, PolicyOrigin, Source, Step
 
 FROM_THE_START = RunProgress()
 
@@ -59,21 +51,10 @@ def run(link, env=None, config=None, *, begun=FROM_THE_START, replaced=None, **k
 
 
 @pytest.fixture
-def said(caplog) -> list[str]:
-    """What is logged from now on."""
+def said(caplog):
+    """What is logged from now on, as a function."""
     caplog.set_level(logging.INFO, "serl_chunk.actor")
-    return _Lines(caplog)
-
-
-class _Lines:
-    def __init__(self, caplog):
-        self._caplog = caplog
-
-    def __getitem__(self, index):
-        return self._caplog.messages[index]
-
-    def __len__(self):
-        return len(self._caplog.messages)
+    return lambda: caplog.messages
 
 
 def test_episodes_are_recorded_and_delivered(said):
@@ -86,33 +67,23 @@ def test_episodes_are_recorded_and_delivered(said):
     assert summary.reason == "3 episodes done"
     assert len(link.flushed) == 1
     assert env.seeds == [training_seed(42, "actor", i) for i in range(3)]
-    assert len(said) == 1
-    assert said[0].startswith("episode 2: success 0 % of the last 2")
+    assert len(said()) == 1
+    assert said()[0].startswith("episode 2: success 0 % of the last 2")
     # Snapshots are swapped at decisions: every episode begins with the newest.
     assert [s.policy_version for s in link.steps if s.tick == 0] == [1, 2, 3]
     assert all(100 * s.policy_version <= s.policy_age < 100 * s.policy_version + 60 for s in link.steps)
 
 
 def test_status_lines_of_a_fast_simulator_are_seconds_apart(said):
-    class SetClock(MonotonicClock):
-        time = 0.0
-
-        def now(self):
-            return self.time
-
-    clock, episodes = SetClock(), []
+    clock = type("SetClock", (MonotonicClock,), {"time": 0.0, "now": lambda self: self.time})()
 
     def on_episode(summary):
-        episodes.append(summary)
         clock.time += 4.0
 
-    run(FakeLink(), config=config_of(max_episodes=7), clock=clock, on_episode=on_episode, report_every=1)
-    assert [line.split(":")[0] for line in said] == [f"episode {n}" for n in (1, 4, 7)]
-    run(FakeLink(), config=config_of(max_episodes=3), clock=clock, on_episode=on_episode, report_every=1)
-    # Too soon after the first one, the last is logged at the end.
-    assert [line.split(":")[0] for line in said][3:] == ["episode 1", "episode 3"]
-    run(FakeLink(), config=config_of(max_episodes=3), clock=clock, on_episode=on_episode, report_every=4)
-    assert len(said) == 5
+    for episodes, every in ((7, 1), (3, 1), (3, 4)):
+        run(FakeLink(), config=config_of(max_episodes=episodes), clock=clock, on_episode=on_episode, report_every=every)
+    # Too soon after the first one, the last of the second session is logged at its end.
+    assert [line.split(":")[0] for line in said()] == [f"episode {n}" for n in (1, 4, 7, 1, 3)]
 
 
 def test_an_actors_line_counts_helped_episodes_too(said):
@@ -130,27 +101,21 @@ def test_an_actors_line_counts_helped_episodes_too(said):
     config = config_of(max_episodes=4)
     env = LineEnv(length=12, success_at=8)
     run(FakeLink(), env, config, intervention=HelpsInTurn(frozenset({3})), report_every=4)
-    assert said[0].startswith("episode 4: success 100 % of the last 4, 50 % without intervention, ")
+    assert said()[0].startswith("episode 4: success 100 % of the last 4, 50 % without intervention, ")
 
 
-def test_training_seeds_differ_and_are_never_held_out():
+def test_training_seeds_differ_are_never_held_out_and_go_on_in_a_later_session():
     seeds = {training_seed(s, a, e) for s in range(3) for a in ("left", "right") for e in range(200)}
     assert len(seeds) == 1200
     assert min(seeds) >= TRAINING_SEED_BASE > VALIDATION_SEED_BASE > EVAL_SEED_BASE
-
-
-def test_a_later_session_continues_the_numbers():
     link = FakeLink()
     _, env = run(link, config=config_of(max_episodes=1), begun=RunProgress(episodes=7, episode_prefix="robot-b1"))
-    assert env.seeds == [training_seed(42, "actor", 7)]
-    assert link.records[0].episode_id == "robot-b1-000007"
+    assert (env.seeds, link.records[0].episode_id) == ([training_seed(42, "actor", 7)], "robot-b1-000007")
 
 
-@pytest.mark.parametrize(("before", "left"), [(0, 4), (1, 3), (4, 0), (99, 0)])
+@pytest.mark.parametrize(("before", "left"), [(0, 4), (1, 3), (99, 0)])
 def test_human_ticks_are_limited_over_the_sessions_of_a_run(before, left):
-    human = HumanOnTicks(frozenset({3, 4, 5}))
-    actor = dataclasses.replace(config_of().actor, max_human_ticks=4)
-    config = dataclasses.replace(config_of(), actor=actor)
+    human, config = HumanOnTicks(frozenset({3, 4, 5})), config_of(max_human_ticks=4)
     summary, _ = run(FakeLink(), config=config, intervention=human, begun=RunProgress(human_ticks=before))
     assert summary.human_ticks == left
 
@@ -173,17 +138,12 @@ def test_random_steps_are_those_of_the_run_and_not_of_every_session(before, rand
     assert sum(step.source is Source.RANDOM for step in link.steps) == random
 
 
-def test_the_first_snapshot_is_waited_for(said):
-    link = FakeLink(snapshot_after=4)
-    summary, _ = run(link)
-    assert "waiting for the learner's first policy" in said[0]
-    assert summary.episodes == 3
-
-
-def test_no_episode_begins_without_room_for_its_records(said):
-    link = FakeLink(room_after=3)
-    summary, _ = run(link)
-    assert said[0].startswith("the spool is full")
+@pytest.mark.parametrize(("late", "line"), [
+    ("snapshot_after", "waiting for the learner's first policy"), ("room_after", "the spool is full"),
+])  # fmt: skip
+def test_a_policy_and_room_for_records_are_waited_for(said, late, line):
+    summary, _ = run(FakeLink(**{late: 4}))
+    assert said()[0].startswith(line)
     assert summary.episodes == 3
 
 
@@ -199,10 +159,10 @@ def test_what_waits_for_the_learner_is_said_before_episodes_and_in_the_lines(sai
     run(link, config=config_of(max_episodes=4), report_every=4, clock=clock)
     # Asked before each of four episodes and in the line after the last; said at most every five seconds.
     assert asked == [(0, True), (12, True), (24, True), (36, True), (48, False)]
-    assert said[0] == "spool 1.2 GiB, holding after this episode"
-    assert said[-1].startswith("episode 4: ")
-    assert said[-1].endswith("; spool 1.2 GiB, holding after this episode")
-    assert 2 <= len(said) <= 4
+    assert said()[0] == "spool 1.2 GiB, holding after this episode"
+    assert said()[-1].startswith("episode 4: ")
+    assert said()[-1].endswith("; spool 1.2 GiB, holding after this episode")
+    assert 2 <= len(said()) <= 4
 
 
 def test_a_wait_for_updates_says_that_the_learner_is_away(said):
@@ -212,8 +172,8 @@ def test_a_wait_for_updates_says_that_the_learner_is_away(said):
     looks = iter(range(20))
     link.grant = lambda: 0 if next(looks) < 12 else stop.set() or 0
     run(link, stop=stop, clock=SteppedClock())
-    assert said[0] == "learner away for 12 s, spool 34 MiB"
-    assert said[1].startswith("waiting for the learner's updates: 0 steps recorded, 0 allowed; learner away for 12 s")
+    assert said()[0] == "learner away for 12 s, spool 34 MiB"
+    assert said()[1].startswith("waiting for the learner's updates: 0 steps recorded, 0 allowed; learner away for 12 s")
 
 
 def test_the_allowance_is_waited_for_before_every_step():
@@ -240,30 +200,22 @@ def test_in_real_time_the_allowance_is_not_asked_for():
     assert (summary.steps, link.looks["allowance"]) == (4, 0)
 
 
-def test_the_learner_ends_the_session_in_the_middle_of_an_episode():
-    link = FakeLink()
-    env = LineEnv(length=12)
-    original = link.step
+@pytest.mark.parametrize("other", [False, True])
+def test_the_learner_or_one_of_another_run_ends_the_session_in_the_middle_of_an_episode(other):
+    link, why = FakeLink(), "20000 updates done"
 
     def step(record):
-        original(record)
-        if len(link.steps) == 17:
-            link.finished = "20000 updates done"
+        link.records.append(record)
+        if len(link.steps) == 17 and not other:
+            link.finished = why
 
     link.step = step
-    summary, _ = run(link, env, config=config_of(max_episodes=0))
-    assert (summary.reason, summary.steps) == ("20000 updates done", 17)
-    assert (link.last_end.length, link.last_end.truncated, link.last_end.outcome_by) == (5, True, "learner")
-
-
-def test_a_learner_of_another_run_ends_the_session_in_the_middle_of_an_episode():
-    link = FakeLink()
-    said = "the learner is of run b now, it was of run a"
-    summary, env = run(link, config=config_of(max_episodes=0), replaced=lambda: said if len(link.steps) == 17 else None)
-    assert (summary.reason, summary.replaced, summary.steps) == (said, True, 17)
+    replaced = (lambda: why if len(link.steps) == 17 else None) if other else None
+    summary, env = run(link, config=config_of(max_episodes=0), replaced=replaced)
+    assert (summary.reason, summary.replaced, summary.steps) == (why, other, 17)
     assert (link.last_end.length, link.last_end.truncated, link.last_end.outcome_by) == (5, True, "learner")
     assert env.tick == 5  # the robot is commanded no more
-    assert (summary.delivered, link.flushed) == (False, [])  # the run's own learner is not there
+    assert (summary.delivered, len(link.flushed)) == (not other, not other)  # of another run: its learner is away
 
 
 def test_a_session_waits_for_a_snapshot_of_its_own_run(said):
@@ -279,37 +231,29 @@ def test_a_session_waits_for_a_snapshot_of_its_own_run(said):
     link.latest = latest
     summary, env = run(link, stop=stop, begun=RunProgress("b"))
     assert (summary.steps, env.seeds, summary.replaced) == (0, [], False)
-    assert "waiting for the learner's first policy" in said[0]
+    assert "waiting for the learner's first policy" in said()[0]
 
 
-@pytest.mark.parametrize("while_waiting", [True, False])
-def test_the_operator_stops(while_waiting):
-    link = FakeLink(snapshot_after=10**9 if while_waiting else 0)
-    stop = threading.Event()
-    stop.set()
-    summary, _ = run(link, stop=stop)
-    assert (summary.reason, summary.episodes, link.records) == ("stopped by the operator", 0, [])
-
-
-def test_a_stop_ends_the_wait_for_an_allowance():
-    link = FakeLink()
-    stop = threading.Event()
-
-    def grant():
-        if link.looks["allowance"] > 3:
-            stop.set()
-        return 0
-
-    link.grant = grant
+@pytest.mark.parametrize("waits_for", ["nothing", "a snapshot", "an allowance"])
+def test_the_operator_stops_also_while_the_learner_is_waited_for(waits_for):
+    link, stop = FakeLink(snapshot_after=10**9 if waits_for == "a snapshot" else 0), threading.Event()
+    if waits_for == "an allowance":
+        link.grant = lambda: 0 if link.looks["allowance"] <= 3 else stop.set() or 0
+    else:
+        stop.set()
     summary, env = run(link, stop=stop)
-    assert (summary.steps, env.tick) == (0, 0)
+    assert (summary.reason, summary.steps, env.tick) == ("stopped by the operator", 0, 0)
+    assert link.records == []
 
 
-def test_a_broken_link_is_raised():
+def test_a_broken_link_and_random_steps_on_a_real_robot_are_refused():
     link = FakeLink()
     link.error = DataError("the learner refuses this robot")
     with pytest.raises(DataError, match="refuses this robot"):
         run(link)
+    config = dataclasses.replace(config_of(random_steps=5), robot=GymConfig(make=lambda fake: None, is_real=True))
+    with pytest.raises(ConfigError, match=naming("learner.random_steps", 5, 0)):
+        run(FakeLink(), config=config)
 
 
 def test_what_led_to_a_crash_is_delivered_once_the_robot_is_closed(said, monkeypatch):
@@ -322,7 +266,7 @@ def test_what_led_to_a_crash_is_delivered_once_the_robot_is_closed(said, monkeyp
         run(link, env)
     assert (link.last_end.length, link.last_end.outcome_by) == (5, "crash")
     assert order == ["robot", 7.0, "link"]
-    assert "the motor is gone" in said[-1]
+    assert "the motor is gone" in said()[-1]
 
 
 def test_records_that_were_not_delivered_are_reported(said):
@@ -330,19 +274,7 @@ def test_records_that_were_not_delivered_are_reported(said):
     link.delivers = False
     summary, _ = run(link)
     assert not summary.delivered
-    assert "did not acknowledge" in said[-1]
-
-
-def test_random_steps_are_counted_over_the_session():
-    link = FakeLink()
-    run(link, config=config_of(random_steps=15))
-    assert [s.source for s in link.steps].index(Source.POLICY) == 15
-
-
-def test_random_steps_on_a_real_robot_are_refused():
-    config = dataclasses.replace(config_of(random_steps=5), robot=GymConfig(make=lambda fake: None, is_real=True))
-    with pytest.raises(ConfigError, match=naming("learner.random_steps", 5, 0)):
-        run(FakeLink(), config=config)
+    assert "did not acknowledge" in said()[-1]
 
 
 def test_interventions_and_hooks_are_passed_on():

@@ -9,8 +9,8 @@ import time
 import numpy as np
 import pytest
 from driven_leader import Served, human_of
+from live_desk import Silent
 from operator_desk import COUNTDOWN, DT, Desk, Press
-from ptys import Pty
 from robot_served import wait
 
 from serl_chunk.console.bindings import Action, ActorState
@@ -71,28 +71,14 @@ class Hand:
         return self.hands_now
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _terminal():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TERM", "xterm")
-        yield
-
-
 @pytest.fixture
-def make():
-    made = []
-
+def make(make_desk):
     def make(**more):
-        pty, drives = Pty(), Drives()
-        pty.look()
-        drives.desk = desk = Desk(pty, intervention=Hand(drives), length=20, **more)
-        made.append((pty, desk))
-        return desk, drives
+        drives = Drives()
+        drives.desk = make_desk(intervention=Hand(drives), length=20, **more)
+        return drives.desk, drives
 
-    yield make
-    for pty, desk in made:
-        desk.close()
-        pty.close()
+    return make
 
 
 def test_leaders_are_driven_between_the_reset_and_the_first_tick(make):
@@ -125,30 +111,16 @@ def test_a_hold_ends_a_drive_and_going_on_begins_another_one_after_the_countdown
     assert len(desk.sink.steps) > 0
 
 
-def test_a_hold_without_going_on_drives_no_more(make):
-    desk, drives = make()
-    desk.script = [Press(lambda: drives.going, b" ")]
-    desk.runner.run_episode(0)
-    assert drives.names() == ["begin", "cancel"]
-    assert desk.sink.steps == []
-
-
-@pytest.mark.parametrize("what", [b"x", Action.STOP])
-def test_a_stop_ends_a_drive_and_the_episode(make, what):
+@pytest.mark.parametrize(("what", "leaves"), [
+    (b" ", "a hold"), (b"x", "a stop"), (Action.STOP, "a stop"), (b"\x03", "the end of the process"),
+])  # fmt: skip
+def test_what_stops_ends_a_drive_and_the_episode(make, what, leaves):
     desk, drives = make()
     desk.script = [Press(lambda: drives.going, what)]
     desk.runner.run_episode(0)
     assert drives.names() == ["begin", "cancel"]
-    assert "stop" in desk.robot.requests
+    assert ("stop" in desk.robot.requests, desk.ended) == (leaves != "a hold", what == b"\x03")
     assert desk.sink.steps == []
-
-
-def test_the_end_of_the_process_ends_a_drive(make):
-    desk, drives = make()
-    desk.script = [Press(lambda: drives.going, b"\x03")]
-    desk.runner.run_episode(0)
-    assert drives.names() == ["begin", "cancel"]
-    assert desk.ended
 
 
 def test_a_reset_in_a_drive_is_repeated_and_leaders_are_driven_after_it(make):
@@ -193,23 +165,6 @@ def test_a_lost_device_ends_the_countdown_to_another_drive(make):
     desk.runner.run_episode(0)
     assert drives.names() == ["begin"]
     assert desk.sink.steps == []
-
-
-class Silent:
-    """A console without keys."""
-
-    shown = None
-
-    def __init__(self) -> None:
-        self.words: list[ActorState] = []
-
-    def actions(self):
-        return iter(())
-
-    def empty(self) -> None: ...
-
-    def show(self, state) -> None:
-        self.words.append(state.word)
 
 
 def test_a_served_robots_leader_is_driven_by_its_operator_and_a_stop_takes_its_torque(tmp_path):

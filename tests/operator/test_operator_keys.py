@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from operator_desk import Desk, Press, human_from
 from ptys import Pty
@@ -63,19 +65,11 @@ def expected(word: ActorState, action: Action | None) -> set[str]:
     return EXPECTED[word].get(action, {"held"} if word is ActorState.HOLD else set())
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _terminal():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TERM", "xterm")
-        yield
-
-
 @pytest.fixture(scope="module")
-def pty(_terminal):
-    pty = Pty()
-    pty.look()
-    yield pty
-    pty.close()
+def pty(terminal):
+    with contextlib.closing(Pty()) as pty:
+        pty.look()
+        yield pty
 
 
 def facts(pty: Pty, word: ActorState, *presses: Press) -> set[str]:

@@ -32,28 +32,6 @@ class Hand:
         self.resumed += 1
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _terminal():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TERM", "xterm")
-        yield
-
-
-@pytest.fixture
-def pty(_terminal):
-    pty = Pty()
-    pty.look()
-    yield pty
-    pty.close()
-
-
-@pytest.fixture
-def desk(pty):
-    desk = Desk(pty)
-    yield desk
-    desk.close()
-
-
 def test_a_reset_and_each_go_on_follow_a_countdown(desk):
     desk.script = [Press(desk.at(ActorState.POLICY, 3), b" "), Press(0.5, b"\r")]
     desk.runner.run_episode(0)
@@ -66,14 +44,13 @@ def test_a_reset_and_each_go_on_follow_a_countdown(desk):
 
 
 @pytest.mark.parametrize("word", [ActorState.RESET, ActorState.HOLD, ActorState.WAITING])
-def test_a_hold_ends_a_countdown(pty, word):
-    desk = Desk(pty, ready="first" if word is ActorState.WAITING else "")
+def test_a_hold_ends_a_countdown(make_desk, word):
+    desk = make_desk(ready="first" if word is ActorState.WAITING else "")
     begins = {ActorState.RESET: [], ActorState.HOLD: [Press(desk.at(ActorState.POLICY, 3), b" "), Press(0.1, b"\r")],
               ActorState.WAITING: [Press(desk.at(ActorState.WAITING), b"\r")]}  # fmt: skip
     counting = lambda: desk.operator.view.countdown is not None and desk.word is word  # noqa: E731
     desk.script = [*begins[word], Press(counting, b" ")]
     desk.runner.run_episode(0)
-    desk.close()
     assert (desk.word, desk.operator.view.countdown, desk.script) == (ActorState.HOLD, None, [])
 
 
@@ -113,8 +90,7 @@ def test_a_robot_that_is_cleared_elsewhere_waits_for_go_on(desk):
 
 
 @pytest.mark.parametrize("served", [True, False])
-def test_a_stop_is_latched_with_and_without_a_server(pty, served):
-    desk = Desk(pty)
+def test_a_stop_is_latched_with_and_without_a_server(desk, served):
     if not served:
         desk.operator._robot = desk.operator._consent._robot = None
     desk.operator.request(Action.STOP, "page")
@@ -125,32 +101,24 @@ def test_a_stop_is_latched_with_and_without_a_server(pty, served):
         desk.operator.request(action, "page", robot=desk.shown)
     desk.operator.poll(ActorState.POLICY)
     assert (desk.word, desk.operator.holding) == (ActorState.HOLD, True)
-    desk.close()
 
 
-def test_a_lost_device_holds_and_blocks_until_it_is_back(pty):
-    hand = Hand()
-    desk = Desk(pty, intervention=hand)
+def test_a_lost_device_holds_and_blocks_until_it_is_back(make_desk):
+    desk = make_desk(intervention=(hand := Hand()))
 
     def unplugged() -> bool:
         if (there := desk.at(ActorState.POLICY, 3)()) and not hand.hands_now.lost:
             hand.hands_now = DeviceActivity(lost=("mouse",))
         return there and desk.env.tick >= 5
 
-    def plugged() -> bool:
-        hand.hands_now = DeviceActivity()
-        return True
-
-    desk.script = [Press(lambda: unplugged() or desk.word is ActorState.HOLD, b"\r"), Press(lambda: plugged(), b"\r")]
-    desk.script[1] = desk.script[1]._replace(when=0.5)
+    desk.script = [Press(lambda: unplugged() or desk.word is ActorState.HOLD, b"\r"), Press(0.5, b"\r")]
     desk.runner.run_episode(0)
     assert desk.word is ActorState.HOLD, "Enter does not go on while the device is lost"
     assert [o.what for o in desk.operator.view.obstacles] == ["device mouse is lost"]
-    plugged()
+    hand.hands_now = DeviceActivity()
     desk.operator.request(Action.GO, "page")
     for _ in range(100):
         desk.operator.poll(ActorState.POLICY)
-    desk.close()
     assert (desk.word, hand.resumed) == (ActorState.POLICY, 1)
 
 
@@ -169,9 +137,8 @@ def test_a_lost_pedal_holds(desk):
 
 
 @pytest.mark.parametrize("lost", ["device", "pedal"])
-def test_a_device_or_pedal_that_is_lost_in_a_reset_holds(pty, lost):
-    hand = Hand()
-    desk = Desk(pty, intervention=hand)
+def test_a_device_or_pedal_that_is_lost_in_a_reset_holds(make_desk, lost):
+    desk = make_desk(intervention=(hand := Hand()))
 
     def unplugged() -> bool:
         if there := desk.robot.moving and desk.word is ActorState.RESET:
@@ -186,7 +153,6 @@ def test_a_device_or_pedal_that_is_lost_in_a_reset_holds(pty, lost):
     # `u` does nothing there. Enter goes on with the reset, which has its own countdown.
     desk.script = [Press(unplugged, b"u"), Press(1.0, b"u"), Press(lambda: plugged(), b"u"), Press(0.5, b"\r")]
     desk.runner.run_episode(0)
-    desk.close()
     assert desk.robot.requests == ["hold", "go"]
     assert len(desk.env.options) == 2  # the reset was ended, and begun again
     assert ActorState.HOLD in [state.word for state in desk.states]
@@ -269,16 +235,14 @@ def test_a_stop_typed_with_a_label_wins(desk):
     assert (desk.sink.last_end.outcome_by, desk.sink.last_end.truncated) == ("operator", True)
 
 
-def test_a_closed_terminal_holds_and_the_loop_goes_on(pty):
-    desk = Desk(pty)
+def test_a_closed_terminal_holds_and_the_loop_goes_on(pty, desk):
     desk.script = [Press(lambda: desk.at(ActorState.POLICY, 5)() and (pty.hang_up() or True), Action.UNDO)]
     desk.runner.run_episode(0)
-    desk.close()
     assert len(desk.sink.steps) > 50, "the loop goes on"
     assert desk.sink.steps[-1].source in (Source.HOLD, Source.SCRIPTED, Source.POLICY)
 
 
-@pytest.mark.usefixtures("_terminal")
+@pytest.mark.usefixtures("terminal")
 def test_a_stuck_terminal_does_not_delay_the_loop():
     pty = Pty()  # no one reads what is written to it, as after Ctrl-S in another program
     desk = Desk(pty)

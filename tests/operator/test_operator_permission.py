@@ -4,23 +4,10 @@ from __future__ import annotations
 
 import pytest
 from operator_desk import COUNTDOWN, Desk, Press
-from ptys import Pty
 
 from serl_chunk.console.bindings import Action, ActorState
 from serl_chunk.robots.base import DeviceActivity
 from serl_chunk.types import Source
-
-
-@pytest.fixture
-def desk():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TERM", "xterm")
-        pty = Pty()
-        pty.look()
-        desk = Desk(pty)
-        yield desk
-        desk.close()
-        pty.close()
 
 
 def wait(desk: Desk, condition, seconds: float = 10.0) -> float:
@@ -93,24 +80,16 @@ def test_the_rest_of_a_countdown_is_not_for_another_motion(desk, what):
     assert moved[0] - ended >= COUNTDOWN
 
 
-def test_a_repeat_of_the_reset_ends_the_countdown_to_the_first_tick():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TERM", "xterm")
-        pty = Pty()
-        pty.look()
-        desk = Desk(pty, ready="first")
-        starts: list[float] = []
-        reset = desk.env.reset
-        desk.env.reset = lambda **more: (starts.append(desk.time), reset(**more))[1]
-        pressed: list[float] = []
-        almost = lambda: desk.operator.view.countdown is not None and desk.operator.view.countdown < 0.2  # noqa: E731
-        desk.script = [
-            Press(desk.at(ActorState.WAITING), b"\r"),
-            Press(lambda: almost() and desk.word is ActorState.WAITING and not pressed.append(desk.time), b"r"),
-        ]
-        desk.runner.run_episode(0)
-        desk.close()
-        pty.close()
+def test_a_repeat_of_the_reset_ends_the_countdown_to_the_first_tick(make_desk):
+    desk = make_desk(ready="first")
+    starts, pressed, reset = [], [], desk.env.reset
+    desk.env.reset = lambda **more: (starts.append(desk.time), reset(**more))[1]
+    almost = lambda: desk.operator.view.countdown is not None and desk.operator.view.countdown < 0.2  # noqa: E731
+    desk.script = [
+        Press(desk.at(ActorState.WAITING), b"\r"),
+        Press(lambda: almost() and desk.word is ActorState.WAITING and not pressed.append(desk.time), b"r"),
+    ]
+    desk.runner.run_episode(0)
     assert len(starts) == 2
     assert starts[1] - pressed[-1] >= COUNTDOWN - 0.1
 
@@ -157,25 +136,19 @@ def test_the_robot_is_parked_though_its_device_was_closed_with_it(desk):
     assert desk.robot.requests == ["park"]
 
 
-def test_a_robot_that_was_parked_before_its_first_tick_is_reset_again():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TERM", "xterm")
-        pty = Pty()
-        pty.look()
-        desk = Desk(pty, ready="first")
+def test_a_robot_that_was_parked_before_its_first_tick_is_reset_again(make_desk):
+    desk = make_desk(ready="first")
 
-        def parked() -> bool:
-            if desk.robot.moving and "park" in desk.robot.requests:
-                desk.robot.moving = False
-            return "park" in desk.robot.requests and desk.word is ActorState.HOLD
+    def parked() -> bool:
+        if desk.robot.moving and "park" in desk.robot.requests:
+            desk.robot.moving = False
+        return "park" in desk.robot.requests and desk.word is ActorState.HOLD
 
-        desk.script = [
-            Press(desk.at(ActorState.WAITING), b" "), Press(0.4, b"p"), Press(0.4, b"y"), Press(parked, b"\r"),
-            Press(desk.at(ActorState.WAITING), Action.GO), Press(desk.at(ActorState.POLICY, 3), b"s"),
-        ]  # fmt: skip
-        summary = desk.runner.run_episode(0)
-        desk.close()
-        pty.close()
+    desk.script = [
+        Press(desk.at(ActorState.WAITING), b" "), Press(0.4, b"p"), Press(0.4, b"y"), Press(parked, b"\r"),
+        Press(desk.at(ActorState.WAITING), Action.GO), Press(desk.at(ActorState.POLICY, 3), b"s"),
+    ]  # fmt: skip
+    summary = desk.runner.run_episode(0)
     assert (len(desk.env.options), desk.script, summary.length > 0) == (2, [], True)
 
 

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 
 import pytest
+from live_desk import Silent
 from operator_desk import COUNTDOWN, Desk, Press
-from ptys import Pty
 from robot_limits import GRIPPERS, HIGH, LOW, J
 from robot_served import HERE, Way, served, wait
 from robot_world import TICK
@@ -24,17 +24,6 @@ from serl_chunk.types import RobotSpec
 ARMS = RobotSpec("arms", 1 / TICK, J, tuple(LOW), tuple(HIGH), tuple(range(J)), GRIPPERS, (), 500, ((0, 7), (7, 14)))
 
 Q_Q = [Press(0.4, Action.QUIT), Press(0.4, Action.QUIT)]
-
-
-@pytest.fixture
-def desk(monkeypatch):
-    monkeypatch.setenv("TERM", "xterm")
-    pty = Pty()
-    pty.look()
-    desk = Desk(pty)
-    yield desk
-    desk.close()
-    pty.close()
 
 
 def moves(desk: Desk) -> Callable[[], bool]:
@@ -72,19 +61,15 @@ def ends_at_once(desk: Desk) -> None:
     assert desk.time - desk.pressed_at < 0.2, "the reset is not waited for"
 
 
-def test_a_held_reset_ends_at_once_and_the_robot_is_parked_after_a_countdown(desk):
-    desk.script = [Press(moves(desk), b" "), *Q_Q]
+@pytest.mark.parametrize("going_on", [False, True])
+def test_a_held_reset_ends_at_once_and_the_robot_is_parked_after_a_countdown(desk, going_on):
+    counted = [Press(0.4, b"\r"), Press(0.05, Action.QUIT), Q_Q[1]]  # a countdown to go on with the reset
+    desk.script = [Press(moves(desk), b" "), *(counted if going_on else Q_Q)]
     ends_at_once(desk)
     assert (len(desk.env.options), desk.robot.requests, desk.word) == (1, ["hold"], ActorState.HOLD)
+    assert not desk.operator._permit.counts
     assert park(desk) >= COUNTDOWN
     assert desk.robot.requests == ["hold", "park"]
-
-
-def test_a_countdown_to_go_on_with_a_held_reset_ends(desk):
-    desk.script = [Press(moves(desk), b" "), Press(0.4, b"\r"), Press(0.05, Action.QUIT), Press(0.4, Action.QUIT)]
-    ends_at_once(desk)
-    assert (len(desk.env.options), desk.operator._permit.counts) == (1, False)
-    assert park(desk) >= COUNTDOWN
 
 
 def test_a_reset_that_waits_for_the_scene_is_held(desk):
@@ -125,19 +110,6 @@ def test_a_reset_that_begins_after_q_q_is_braked(desk):
     assert desk.robot.requests == ["hold"]
 
 
-class NoKeys:
-    """A console that a page's requests stand in for."""
-
-    shown = None
-
-    def actions(self):
-        return iter(())
-
-    def empty(self) -> None: ...
-
-    def show(self, state) -> None: ...
-
-
 def test_a_held_reset_of_a_real_server_ends_and_the_robot_is_parked(monkeypatch):
     """Real sockets, the server's own states; the reset would never end."""
     events: list[str] = []
@@ -153,7 +125,7 @@ def test_a_held_reset_of_a_real_server_ends_and_the_robot_is_parked(monkeypatch)
         env = stack.enter_context(contextlib.closing(ServedRobot(config, ARMS, name="actor")))
         requests = stack.enter_context(contextlib.closing(ServedOperator(config, "actor console")))
         operator = Operator(
-            NoKeys(), requests, amend=lambda record: None, end=lambda: None, now=time.monotonic, countdown=0.3
+            Silent(), requests, amend=lambda record: None, end=lambda: None, now=time.monotonic, countdown=0.3
         )
         operator.attach(env, None)
         env.stop = operator.stopping(lambda: None)

@@ -9,7 +9,6 @@ from actor_helpers import HumanOnTicks, LineEnv, ListSink, make_config
 from serl_chunk.actor.episode import EpisodeRunner
 from serl_chunk.data.frames import with_repeated_frames
 from serl_chunk.recording.demonstration import DemonstrationSink
-from serl_chunk.robots.base import InterventionCommand
 from serl_chunk.types import STATE, Begin, End, Episode, Outcome, Source, Step, StepBlock
 
 CAMERAS = ("front", "wrist")
@@ -93,14 +92,6 @@ def test_a_frame_of_before_the_first_motion_is_recorded_once():
     assert whole.steps[5].repeats == {"front": 0, "wrist": 0}
 
 
-def test_idle_ticks_after_the_first_motion_stay():
-    human = frozenset(range(2, 12)) - {6}
-    _, kept, sink = run(human, idle=frozenset({2, 3, 8}))
-    H, HUMAN = Source.HOLD, Source.HUMAN
-    assert [s.source for s in kept.steps] == [HUMAN, HUMAN, H, HUMAN, H, HUMAN, HUMAN, HUMAN]
-    assert (sink.last.human_ticks, sink.last.idle_before) == (6, 4)
-
-
 def test_an_environments_own_human_is_one():
     command = np.array([0.5, 0.5], np.float32)
     _, kept, sink = run(frozenset(), human=dict.fromkeys(range(3, 12), command))
@@ -132,23 +123,3 @@ def test_ticks_of_decisions_and_gaps_are_those_of_the_shorter_episode():
     assert kept.records[0].init_state == "seed-4"
     assert [(s.tick, s.decision_tick, s.lost_ticks) for s in kept.steps] == [(0, -1, 2), (1, -1, 0), (2, 1, 0)]
     assert [s.human_dims for s in kept.steps] == [None] * 3
-
-
-def test_an_episode_that_ends_before_its_first_step_is_none():
-    _, _, sink = run(frozenset(range(12)))
-    sink.clear()
-    assert sink.last.length == 0
-
-
-def test_one_arm_of_the_human_is_a_demonstration_of_both():
-    class OneArm(HumanOnTicks):
-        def poll(self, *a):
-            return InterventionCommand(np.array([0.9, 0.0], np.float32), dims=np.array([True, False]))
-
-    kept = ListSink()
-    runner = EpisodeRunner(
-        LineEnv(length=3), None, DemonstrationSink(kept), config=make_config(), intervention=OneArm(frozenset())
-    )
-    runner.run_episode(0)
-    runner.close()
-    assert [(s.source, s.human_dims) for s in kept.steps] == [(Source.HUMAN, None)] * 3

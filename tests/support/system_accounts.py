@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.types import Begin, End, Outcome, StepBlock
 from serl_chunk_robot.wire.codec import Limits
 
+LIMITS = Limits(TransportConfig().max_message_bytes, TransportConfig().max_arrays)
 Key = tuple[int, int, int]  # life, episode, tick
 
 
@@ -36,31 +38,35 @@ def executed_steps(log: Path) -> dict[Key, tuple[float, ...]]:
     return out
 
 
+def journal_store(run: Path) -> contextlib.closing[RecordStore]:
+    """The journal of a run, which no process has open."""
+    return contextlib.closing(RecordStore(run / "journal" / "online", LIMITS))
+
+
+def journal_rows(run: Path) -> list[Any]:
+    """Every record in the journal with its session, those that were not delivered to the replay included."""
+    with journal_store(run) as store:
+        return list(store.replay())
+
+
 def journal_order(run: Path) -> dict[str, list[Key]]:
     """Every step in the journal, by actor, in the order in which they lie there."""
-    t = TransportConfig()
-    store = RecordStore(run / "journal" / "online", Limits(t.max_message_bytes, t.max_arrays))
     out: dict[str, list[Key]] = defaultdict(list)
-    try:
-        for row in store.replay():
-            if isinstance(row.record, StepBlock):
-                states = row.record.observation["state"]
-                out[row.actor_id] += [(int(life), int(episode), int(tick)) for life, episode, tick, _ in states]
-    finally:
-        store.close()
+    for row in journal_rows(run):
+        if isinstance(row.record, StepBlock):
+            states = row.record.observation["state"]
+            out[row.actor_id] += [(int(life), int(episode), int(tick)) for life, episode, tick, _ in states]
     return out
 
 
 def settle(run: Path, log: Path) -> Account:
     """Every step in the journal was executed and is there once, in order, unchanged; what is missing is a tail."""
-    t = TransportConfig()
-    store = RecordStore(run / "journal" / "online", Limits(t.max_message_bytes, t.max_arrays))
     executed = executed_steps(log)
     stored: dict[Key, str] = {}
     ended: dict[str, End] = {}
     lengths: dict[str, int] = defaultdict(int)
     expected: dict[str, int] = {}
-    try:
+    with journal_store(run) as store:
         for row in store.replay():
             assert row.delivered, f"record {row.first} of {row.session} belongs to no open episode"
             assert row.first == expected.get(row.session, 0), "a sequence number is missing or came twice"
@@ -86,8 +92,6 @@ def settle(run: Path, log: Path) -> Account:
                     assert (float(state[3]), *map(float, np.asarray(action))) == executed[key]
         assert store.unreadable == 0
         assert store.journal.losses.damaged == 0
-    finally:
-        store.close()
     cut: dict[tuple[int, int], int] = defaultdict(int)
     for life, episode, tick in executed.keys() - stored.keys():
         cut[life, episode] += 1

@@ -1,11 +1,13 @@
 """What every system test starts from: demonstrations, an environment for processes, a cluster to start them in."""
 
+import contextlib
 import os
 import shutil
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from lab import Lab
 from processes import LISTENING, Cluster, Process, cluster
 
 from serl_chunk.transport.security.keys import ClientKeys
@@ -109,3 +111,10 @@ def joined(tmp_path):
     assert keys.enrol(own.ticket.public, own.pair.public) == "left"
     own.at(["127.0.0.1"], joined=True)
     return str(tmp_path / "gpu"), str(tmp_path / "robot")
+
+
+@pytest.fixture
+def lab(tmp_path, environment):
+    """A learner and an actor of the counting robot."""
+    with contextlib.closing(Lab(tmp_path, environment)) as lab:
+        yield lab

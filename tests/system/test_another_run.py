@@ -1,5 +1,7 @@
 """A learner of another run on the same port: the actor goes over to it whole, and keeps what belongs to the first."""
 
+from __future__ import annotations
+
 import json
 import re
 import shutil
@@ -11,48 +13,40 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from processes import LISTENING, PATIENCE, learner_totals
+from system_accounts import LIMITS, journal_rows
 
-from serl_chunk.config.transport import TransportConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.robots.fake import spec as task
 from serl_chunk.runs.checkpoints import CheckpointStore
 from serl_chunk.runs.metrics import read_metrics
-from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.transport.storage.spool import Spool
 from serl_chunk.transport.wire import records
-from serl_chunk.types import Begin, End, Source, StepBlock
-from serl_chunk_robot.wire.codec import Limits
+from serl_chunk.types import Begin, Source, StepBlock
 
 pytestmark = pytest.mark.timeout(4 * PATIENCE)
 ENDLESS = {"learner__max_steps": 1_000_000, "learner__warmup_episodes": 1}
 HUMAN_TICKS = 4  # of a run
-LIMITS = Limits(TransportConfig().max_message_bytes, TransportConfig().max_arrays)
 
 
 class Journal(NamedTuple):
-    """What a learner's journal holds."""
+    """What a learner's journal holds, that was not delivered to the replay included."""
 
     begun: list[str]  # episode ids
     blocks: dict[str, list[StepBlock]]
-    ends: dict[str, End]
+
+    @classmethod
+    def of(cls, run: Path) -> Journal:
+        found = cls([], {})
+        for record in (row.record for row in journal_rows(run)):
+            if isinstance(record, Begin):
+                found.begun.append(record.episode_id)
+            elif isinstance(record, StepBlock):
+                found.blocks.setdefault(record.episode_id, []).append(record)
+        return found
 
     @property
     def steps(self) -> int:
         return sum(b.n for blocks in self.blocks.values() for b in blocks)
-
-
-def journal_of(run: Path) -> Journal:
-    """Every record, those that were not delivered to the replay included."""
-    store, found = RecordStore(run / "journal" / "online", LIMITS), Journal([], {}, {})
-    for row in store.replay():
-        if isinstance(row.record, Begin):
-            found.begun.append(row.record.episode_id)
-        elif isinstance(row.record, StepBlock):
-            found.blocks.setdefault(row.record.episode_id, []).append(row.record)
-        elif isinstance(row.record, End):
-            found.ends[row.record.episode_id] = row.record
-    store.close()
-    return found
 
 
 def version_of(run: Path) -> int:
@@ -113,7 +107,7 @@ def test_the_actor_goes_over_to_another_run_on_the_same_port(processes, demos, t
     said = actor.ends()
     second.signal(signal.SIGTERM)
     _, counted = learner_totals(second.ends())
-    of_a, of_b = journal_of(a), journal_of(b)
+    of_a, of_b = Journal.of(a), Journal.of(b)
 
     # Of B's parameters and normaliser alone.
     published = version_of(b)
@@ -128,9 +122,7 @@ def test_the_actor_goes_over_to_another_run_on_the_same_port(processes, demos, t
 
     # Counters begin anew: B's first episode is number 0, and B has human ticks although A used up its own.
     assert of_b.begun[0].endswith("-000000")
-    assert [sum(row["intervention_steps"] for row in read_metrics(run)["episode"]) for run in (a, b)] == [
-        HUMAN_TICKS
-    ] * 2
+    assert (human_ticks(a), human_ticks(b)) == (HUMAN_TICKS, HUMAN_TICKS)
     assert [int(name[-6:]) for name in of_b.begun] == list(range(len(of_b.begun)))
 
     # What is of A and was not delivered stays in A's spool; together with A's journal it is all the actor recorded.

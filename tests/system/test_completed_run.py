@@ -42,13 +42,6 @@ def test_a_run_is_evaluated_without_a_learner(processes, trained, tmp_path):
     assert [(row["mode"], row["n"], row["checkpoint"]) for row in rows] == [("mean", 3, 40), ("sampled", 3, 40)]
 
 
-def test_a_missing_checkpoint_lists_those_that_exist(processes, trained):
-    actor = processes.actor(
-        "--eval_checkpoint_step", "33", "--eval_n_trajs", "1", "--checkpoint_path", str(trained.run), kind=Command
-    )
-    assert "has no checkpoint '33'; it has: 0, 20, 40 (or latest, best)" in actor.ends(1)
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not importlib.util.find_spec("imageio_ffmpeg"), reason="videos need pip install imageio[ffmpeg]")
 def test_videos_of_the_evaluation(processes, trained, tmp_path):
@@ -68,17 +61,20 @@ def test_a_checkpoint_is_fetched_from_a_learner(listening):
     assert listening.learner.running
 
 
-def test_fetching_a_missing_checkpoint_lists_those_that_exist(listening):
-    actor = listening.cluster.actor(
-        "--ip", "127.0.0.1", "--eval_checkpoint_step", "33", "--eval_n_trajs", "1", kind=Command, **LISTENING
-    )
-    assert "has no checkpoint '33'; it has: 0, 20 (or latest, best)" in actor.ends(1)
+def test_a_missing_checkpoint_lists_those_that_exist(listening, trained):
+    missing = ("--eval_checkpoint_step", "33", "--eval_n_trajs", "1")
+    for where, there in ((("--ip", "127.0.0.1"), "0, 20"), (("--checkpoint_path", str(trained.run)), "0, 20, 40")):
+        said = listening.cluster.actor(*missing, *where, kind=Command, **LISTENING).ends(1)
+        assert f"has no checkpoint '33'; it has: {there} (or latest, best)" in said
 
 
 def test_a_run_leaves_its_files_and_counts_every_step(trained):
     run, output = trained
     [own] = [line for line in output.splitlines() if not line.startswith(("learner |", "actor |"))]
-    assert "keys of this learner" in own  # the launcher made them
+    assert "keys of this learner" in own  # the launcher made them: no line is to be pasted
+    assert (run.parent / "keys" / "server.json").exists()
+    assert re.search(r"(?m)^learner \| .*INFO .*listening on 0\.0\.0\.0", output)
+    assert re.search(r"(?m)^actor \| .*actor ended", output)
     episodes, steps = actor_totals(output)
     assert learner_totals(output) == (40, steps)
     for name in ("config.json", "metrics.jsonl", "report.html", "report.png"):
@@ -136,12 +132,6 @@ def test_a_second_learner_takes_neither_port_nor_folder(listening):
     said = sentence(folder.ends(WRONG_USAGE))
     assert f"{listening.run} is in use by another learner" in said
     assert listening.learner.running
-
-
-def test_both_processes_on_one_machine_need_no_line(trained):
-    assert re.search(r"(?m)^learner \| .*INFO .*listening on 0\.0\.0\.0", trained.output)
-    assert re.search(r"(?m)^actor \| .*actor ended", trained.output)
-    assert (trained.run.parent / "keys" / "server.json").exists()
 
 
 def test_keys_that_are_asked_for_are_binding_through_a_tunnel(listening, joined):

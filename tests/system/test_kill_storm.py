@@ -38,14 +38,7 @@ SETTINGS = (
 
 
 class Storm:
-    """One run of a learner and its actors; any of them is killed and started again.
-
-    Args:
-        folder: of the run, the spools and the logs.
-        environment: of every process.
-        actors: names of the actors.
-        seed: of the choices.
-    """
+    """One run of a learner and its actors; any of them is killed, or stands still, and is started again."""
 
     def __init__(self, folder: Path, environment: dict[str, str], actors: Sequence[str], seed: int) -> None:
         self._lab = Lab(folder, {**environment, PAUSE: "0.01"})
@@ -67,7 +60,10 @@ class Storm:
         for i in range(len(self.killed), kills):
             rng = random.Random(f"{self._seed}/{i}")
             name = rng.choice((LEARNER, *self._actors))
-            if rng.random() < 0.1:
+            at_once, frozen = rng.random() < 0.1, random.Random(f"frozen {self._seed}/{i}")
+            if frozen.random() < 0.1:
+                self._freeze(self._processes[frozen.choice((LEARNER, *self._actors))])
+            if at_once:
                 time.sleep(rng.uniform(0.0, 2.0))
                 how = "at once"
             else:
@@ -109,6 +105,12 @@ class Storm:
     def close(self) -> None:
         """End every process."""
         self._lab.close()
+
+    def _freeze(self, process: Process) -> None:
+        """Stop it for longer than the others wait for it."""
+        process.signal(signal.SIGSTOP)
+        time.sleep(10.0)
+        process.signal(signal.SIGCONT)
 
     def _start(self, name: str) -> None:
         self._before[name] = self._progress(name)

@@ -45,15 +45,6 @@ def test_a_rehearsal_shows_each_stage_and_leaves_a_report(tmp_path):
     assert (tmp_path / "lab" / re.search(r'href="(\S+report.html)"', report)[1]).exists()
 
 
-def test_a_failed_stage_names_its_log_and_fails_the_rehearsal(tmp_path):
-    done = run("--out", str(tmp_path / "lab"), "--driver", "aloha_ros1", SERL_CHUNK_ROS1=str(tmp_path))
-    assert done.returncode == 1
-    [stage, last] = done.stdout.strip().splitlines()
-    assert re.search(r"^robot server: FAILED after 0 s: no ROS 1 here: .*\. Read \S+/server.log$", stage)
-    assert last.startswith("lab: FAILED in ")
-    assert "FAILED: no ROS 1 here" in (tmp_path / "lab/report.html").read_text()
-
-
 def test_ctrl_c_ends_all_processes_and_leaves_a_report(tmp_path):
     words = [sys.executable, "-u", str(ROOT / "benchmarks/lab.py"), "--driver", "fake", "--out", str(tmp_path / "lab")]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True) as rehearsal:
@@ -79,9 +70,14 @@ def processes_of(folder: Path) -> set[int]:
     return found - {os.getpid()}
 
 
-def test_a_folder_that_holds_something_else_is_not_replaced(tmp_path):
+def test_a_folder_that_holds_something_else_is_not_replaced_and_a_failed_stage_names_its_log(tmp_path):
     (tmp_path / "mine").write_text("mine")
     done = run("--out", str(tmp_path))
     assert done.returncode != 0
     assert "--out" in done.stderr
     assert (tmp_path / "mine").read_text() == "mine"
+    done = run("--out", str(tmp_path / "lab"), "--driver", "aloha_ros1", SERL_CHUNK_ROS1=str(tmp_path))
+    [stage, last] = done.stdout.strip().splitlines()
+    assert re.search(r"^robot server: FAILED after 0 s: no ROS 1 here: .*\. Read \S+/server.log$", stage)
+    assert (done.returncode, last.startswith("lab: FAILED in ")) == (1, True)
+    assert "FAILED: no ROS 1 here" in (tmp_path / "lab/report.html").read_text()

@@ -10,18 +10,16 @@ import jax
 import numpy as np
 import pytest
 from processes import PATIENCE, actor_totals, checkpoints, learner_totals, resumed_at
+from system_accounts import journal_rows
 
 from serl_chunk.actor.link import open_link
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.cli.process import load, spec_of
-from serl_chunk.config.transport import TransportConfig
 from serl_chunk.models.pi0 import tree
 from serl_chunk.runs.checkpoints import CheckpointStore
 from serl_chunk.runs.metrics import read_metrics
 from serl_chunk.runs.openpi_checkpoints import export
-from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.types import StepBlock
-from serl_chunk_robot.wire.codec import Limits
 
 pytestmark = pytest.mark.timeout(8 * PATIENCE)
 EXPERIMENT = "fake_aloha_pi0"
@@ -69,19 +67,14 @@ def two_snapshots(config, port):
 
 def journal_steps(run):
     """Steps of each actor in a run's journal, whose records are numbered without a gap."""
-    t = TransportConfig()
-    store = RecordStore(run / "journal" / "online", Limits(t.max_message_bytes, t.max_arrays))
     steps, expected = Counter(), {}
-    try:
-        for row in store.replay():
-            assert row.delivered
-            assert row.first == expected.get(row.session, 0), "a sequence number is missing or came twice"
-            if row.record is not None:
-                n = row.record.n if isinstance(row.record, StepBlock) else 1
-                expected[row.session] = row.first + n
-                steps[row.actor_id] += n if isinstance(row.record, StepBlock) else 0
-    finally:
-        store.close()
+    for row in journal_rows(run):
+        assert row.delivered
+        assert row.first == expected.get(row.session, 0), "a sequence number is missing or came twice"
+        if row.record is not None:
+            n = row.record.n if isinstance(row.record, StepBlock) else 0
+            expected[row.session] = row.first + (n or 1)
+            steps[row.actor_id] += n
     return steps
 
 
@@ -101,16 +94,9 @@ def test_two_texts_a_base_in_a_file_and_kills_of_both_sides(processes, tmp_path)
     shared = ["--exp_name", EXPERIMENT, "--port", str(processes.port), *flags(settings)]
 
     def learner():
-        return processes.start(
-            *shared,
-            "--learner",
-            "--debug",
-            "--task",
-            TEXTS["left"],
-            *(f"--demo_path={folder}" for folder in demos),
-            "--checkpoint_path",
-            str(run),
-        )
+        data = [f"--demo_path={folder}" for folder in demos]
+        where = ("--task", TEXTS["left"], "--checkpoint_path", str(run))
+        return processes.start(*shared, "--learner", "--debug", *where, *data)
 
     def actor(side):
         spool = str(tmp_path / f"spool_{side}")

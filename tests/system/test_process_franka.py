@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import re
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +15,8 @@ import pytest
 from actor_helpers import ListSink
 from classifier_sets import save_random
 from franka_http import FrankaServer, angle_between
-from robot_served import HERE, Reading, free_port, wait
+from robot_process import FILES, RobotProcess
+from robot_served import wait
 
 from serl_chunk.actor.episode import EpisodeRunner
 from serl_chunk.config.loader import load_experiment
@@ -35,17 +31,8 @@ from serl_chunk_robot.geometry.rotations import matrix_of_quat, quat_of_euler
 
 pytestmark = [pytest.mark.slow, pytest.mark.system, pytest.mark.timeout(180)]
 
-ROBOTS = Path(__file__).parents[2] / "experiments" / "robots"
-# Machines that run tests may stand still for longer than robot PCs may.
-MAIN = """
-from serl_chunk_robot import main
-from serl_chunk_robot.control import loop
-from serl_chunk_robot.safety import measured, watchdog
-loop.GAP, measured.STALE, watchdog.LEAST_VALIDITY = 1.0, 1.0, 0.5
-raise SystemExit(main.main())
-"""
 RAM, USB, HANDOVER = "ram_insertion", "usb_pickup_insertion", "object_handover"
-FILES = {RAM: "franka_ram", USB: "franka_usb", HANDOVER: "franka_handover"}
+TASK_FILES = {RAM: "franka_ram", USB: "franka_usb", HANDOVER: "franka_handover"}
 PI = np.pi
 STARTS = {  # places in the boxes
     RAM: [[0.6, -0.04, 0.28, PI, 0.05, 0.1]],
@@ -66,7 +53,7 @@ class Cell(NamedTuple):
     arms: list[FrankaServer]
     config: FrankaConfig
     operator: RobotClient  # that may clear it
-    process: subprocess.Popen
+    server: RobotProcess
     ends: contextlib.ExitStack
 
     def robot(self, **changes: Any) -> FrankaRobot:
@@ -80,29 +67,26 @@ class Cell(NamedTuple):
 
 @pytest.fixture
 def cell(request, tmp_path) -> Iterator[Cell]:
-    (task, _, seen), port, file = request.param.partition(" "), free_port(5), tmp_path / "franka.toml"
+    task, _, seen = request.param.partition(" ")
     with contextlib.ExitStack() as stack:
         arms = [stack.enter_context(FrankaServer(np.array(start))) for start in STARTS[task]]
-        text, table, cameras = (ROBOTS / f"{FILES[task]}.toml").read_text().partition("[[camera]]")
+        text, table, cameras = (FILES / f"{TASK_FILES[task]}.toml").read_text().partition("[[camera]]")
         if seen:
             cameras = re.sub(r"(serial|exposure) = .*\n", "", cameras).replace("realsense", "fake")
             text += table + cameras.replace("fps", "rate")
         for k, arm in enumerate(arms):
             text = text.replace(f"http://127.0.0.{k + 1}:5000/", arm.url)
-        file.write_text(f"port = {port}\n" + text.replace("[driver]", "[driver]\ntimeout = 1.0"))
-        process = subprocess.Popen(
-            [sys.executable, "-c", MAIN, "serve", str(file)], env={**os.environ, "XDG_STATE_HOME": str(tmp_path)}
-        )
-        stack.callback(process.kill)
-        with Reading(f"{HERE}:{port}", name="K", role="operator", answer=20.0) as operator:
-            operator.next_state(60)
+        server = RobotProcess(tmp_path, text.replace("[driver]", "[driver]\ntimeout = 1.0"), ports=5)
+        stack.callback(server.close)
+        server.begin()
+        with contextlib.closing(server.client("K", "operator")) as operator:
             wait(lambda: cleared(operator))
             config = load_experiment(f"hil_serl_franka:{task}").robot
-            config = dataclasses.replace(config, server=f"{HERE}:{port}", cameras=config.cameras if seen else ())
+            config = dataclasses.replace(config, server=server.address, cameras=config.cameras if seen else ())
             with contextlib.ExitStack() as ends:
-                yield Cell(arms, config, operator, process, ends)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) in (0, -signal.SIGKILL)
+                yield Cell(arms, config, operator, server, ends)
+        if server.process is not None:
+            assert server.end()[0] == 0
 
 
 def cleared(operator: RobotClient) -> bool:
@@ -327,8 +311,7 @@ def test_a_killed_server_leaves_the_arm_where_it_is(cell):
     robot.reset(seed=0)
     for _ in range(3):
         robot.step(np.array([0, 0, 0.5, 0, 0, 0], np.float32))
-    cell.process.kill()
-    cell.process.wait(10)
+    cell.server.close()
     time.sleep(0.3)
     target, gripper = franka.arm.target.copy(), orders(franka)[-1]
     time.sleep(0.3)

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import machines
-import numpy as np
 import pytest
 from machines import fill, needs_root
 from processes import PATIENCE, Process, actor_totals, learner_totals
-from robot_day import MAIN, ROOT
-from robot_served import HERE, free_port
+from robot_process import WatchedRobot, fake_aloha
+from robot_served import HERE
 from terminals import OperatedProcess
 
 from serl_chunk.data.formats.hdf5 import read_episode
 from serl_chunk.types import Outcome, Source
-from serl_chunk_robot.client.client import RobotClient
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(6 * PATIENCE), needs_root]
 LONG = {"learner__max_steps": 1_000_000, "learner__warmup_episodes": 1_000, "robot__max_episode_steps": 3_000}
@@ -28,59 +24,27 @@ FAST = "--config.operator.countdown_s=1"
 STILL = 1e-3  # rad
 
 
-class Cell:
+class Cell(WatchedRobot):
     """A robot's server whose log is on a small disk, and a terminal of which nothing may be read for a while.
 
-    Args:
-        disk, box: of the robot's PC and of the learner.
+    `disk` and `box` are of the robot's PC and of the learner.
     """
 
-    def __init__(self, disk: Path, box: Path, watcher: RobotClient, address: str) -> None:
-        self.disk, self.box, self.address, self._watcher = disk, box, address, watcher
-        self.desk: OperatedProcess | None = None
-
-    def state(self) -> str:
-        state = self._watcher.newest_state() or {}
-        return f"{state.get('state')}: {state.get('word')}"
-
-    def until(self, condition: Callable[[], bool], what: str) -> None:
-        ends = time.monotonic() + PATIENCE
-        while not condition():
-            assert time.monotonic() < ends, f"{what}: {self.state()} {self.desk.output[-600:]}"
-            time.sleep(0.02)
-
-    def becomes(self, state: str) -> None:
-        self.until(lambda: self.state().startswith(state), f"never {state}")
-
-    def stays(self, state: str, seconds: float) -> float:
-        """Watch the state; return the largest change of a joint's set point meanwhile, rad."""
-        ends, places = time.monotonic() + seconds, []
-        while time.monotonic() < ends:
-            assert self.state().startswith(state), f"{self.state()} {self.desk.output[-600:]}"
-            places.append(self._watcher.newest_state()["set_point"])
-            time.sleep(0.02)
-        return float(np.ptp(np.stack(places), axis=0).max())
+    disk: Path
+    box: Path
 
     def moves(self, seconds: float) -> None:
         """Wait until an episode moves the robot, which it then does for so long."""
         self.becomes("RUN")
-        self.until(lambda: self.stays("RUN", 0.2) > STILL, "never moved")
-        assert self.stays("RUN", seconds) > STILL
+        self.until(lambda: self.moved(0.2, "RUN") > STILL, "never moved")
+        assert self.moved(seconds, "RUN") > STILL
 
     def holds(self, seconds: float) -> None:
         """In an episode, which the hold does not end."""
         time.sleep(1)
-        assert self.stays("RUN", seconds) < STILL
+        assert self.moved(seconds, "RUN") < STILL
 
-    def shows(self, text: str) -> None:
-        self.until(lambda: text in self.desk.output, f"never shown: {text}")
-
-    def press(self, keys: bytes) -> None:
-        for key in keys:
-            self.desk.type(bytes([key]))
-            time.sleep(0.4)
-
-    def begin(self) -> None:
+    def begin_session(self) -> None:
         """Clear the robot, and let the first episode begin."""
         self.shows("STOPPED")
         self.press(b"c\r")
@@ -106,31 +70,15 @@ class Cell:
 
 @pytest.fixture
 def cell(tmp_path, environment) -> Iterator[Cell]:
-    port = free_port(3)
     with contextlib.ExitStack() as opened:
         disk, box = (opened.enter_context(machines.small_disk(tmp_path / name, "64m")) for name in ("disk", "box"))
-        task = (ROOT / "experiments/robots/fake_aloha.toml").read_text()
-        (tmp_path / "robot.toml").write_text(
-            task.replace('driver = "fake_aloha"', f'port = {port}\ndriver = "fake_aloha"', 1)
-        )
-        log = opened.enter_context((disk / "server.log").open("wb"))
-        server = subprocess.Popen(
-            [sys.executable, "-c", MAIN, "serve", "robot.toml"], cwd=tmp_path, stderr=log,
-            env={**environment, "XDG_STATE_HOME": str(disk)},
-        )  # fmt: skip
-        opened.callback(server.wait, 20)
-        opened.callback(server.terminate)
-        watcher = opened.enter_context(RobotClient(f"{HERE}:{port}", name="watcher", answer=20.0))
-        watcher.next_state(60)
-        yield Cell(disk, box, watcher, f"{HERE}:{port}")
-
-
-def served(cell: Cell) -> list[str]:
-    return [f"--config.robot.server={cell.address}", "--config.actor.clock=realtime"]
+        cell = Cell(tmp_path, fake_aloha(), log=disk / "server.log", environment=environment)
+        cell.disk, cell.box = disk, box
+        yield opened.enter_context(cell.watched())
 
 
 def learner_of(processes, cell: Cell) -> Process:
-    learner = processes.learner(cell.box / "run", *served(cell), **LONG)
+    learner = processes.learner(cell.box / "run", *cell.flags(), **LONG)
     learner.says("listening on")
     return learner
 
@@ -138,10 +86,10 @@ def learner_of(processes, cell: Cell) -> Process:
 def test_an_actor_and_its_robot_go_on_and_hold(cell, processes):
     learner = learner_of(processes, cell)
     cell.desk = processes.start(
-        *processes.flags(**LONG), "--actor", "--spool_path", str(cell.disk / "spool"), *served(cell), FAST,
+        *processes.flags(**LONG), "--actor", "--spool_path", str(cell.disk / "spool"), *cell.flags(), FAST,
         kind=OperatedProcess,
     )  # fmt: skip
-    cell.begin()
+    cell.begin_session()
     with cell.full(learner):
         cell.moves(4)
         cell.press(b" ")
@@ -150,7 +98,7 @@ def test_an_actor_and_its_robot_go_on_and_hold(cell, processes):
         cell.moves(1)
         cell.press(b"s")
         cell.becomes("HOLD")
-        cell.stays("HOLD", 3)  # no episode begins whose records would have no room
+        cell.moved(3, "HOLD")  # no episode begins whose records would have no room
     cell.moves(1)
     cell.press(b"qqs")
     assert cell.desk.wait() == 0, cell.desk.output
@@ -165,9 +113,9 @@ def test_a_recording_and_its_robot_go_on_and_hold(cell, processes):
     cell.desk = processes.start(
         "record", *processes.flags(**LONG), "--policy", "human", "--n_demos", "2", "--out", str(cell.disk / "demos"),
         "--log_file", str(cell.disk / "record.log"), "--spool_path", str(cell.disk / "spool"), "--ip", HERE,
-        "--config.actor.intervention=scripted", *served(cell), FAST, kind=OperatedProcess,
+        "--config.actor.intervention=scripted", *cell.flags(), FAST, kind=OperatedProcess,
     )  # fmt: skip
-    cell.begin()
+    cell.begin_session()
     with cell.full(learner):
         cell.press(b" ")
         cell.holds(2)
@@ -175,7 +123,7 @@ def test_a_recording_and_its_robot_go_on_and_hold(cell, processes):
         cell.moves(0.2)
         cell.press(b"s")
         cell.becomes("HOLD")
-        cell.stays("HOLD", 3)  # the demonstration has no room
+        cell.moved(3, "HOLD")  # the demonstration has no room
         assert cell.desk.running, cell.desk.output
     cell.shows("demonstration 1 of 2: ")
     cell.moves(0.2)

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from robot_served import HERE, Reading, drive, free_port, until, wait
+from robot_process import RobotProcess
+from robot_served import drive, until, wait
 
 from serl_chunk_robot.client.client import RobotError
 
-# The loop takes no gap of these tests for one of the machine: what it does after one is shown elsewhere.
-MAIN = """
-from serl_chunk_robot import main
-from serl_chunk_robot.control import loop
-loop.GAP = 30.0
-raise SystemExit(main.main())
-"""
 DRIVER = '''
 import ctypes, os, time
 from serl_chunk_robot.drivers.fake import viperx_arms
@@ -61,26 +54,26 @@ def ended(pid: int) -> bool:
 
 @pytest.mark.parametrize("kind", ["lock", "sleep"])
 def test_a_driver_that_hangs_is_noticed_and_the_server_can_be_ended(tmp_path, kind):
-    port, flag = free_port(), tmp_path / "hangs"
+    flag = tmp_path / "hangs"
     (tmp_path / "slow.py").write_text(DRIVER)
     (tmp_path / "outside.py").write_text(OUTSIDE)
-    (tmp_path / "robot.toml").write_text(
-        f'name = "cell"\nstart = "evaluating"\nport = {port}\n'
-        f'[driver]\nname = "slow.py:arms"\nfolder = "{tmp_path}"\nkind = "{kind}"\n'
-    )
+    driver = f'[driver]\nname = "slow.py:arms"\nfolder = "{tmp_path}"\nkind = "{kind}"\n'
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "PYTHONPATH": path}
-    server = subprocess.Popen([sys.executable, "-c", MAIN, "serve", str(tmp_path / "robot.toml")], env=environment)
+    # The loop takes no gap of these tests for one of the machine: what it does after one is shown elsewhere.
+    robot = RobotProcess(
+        tmp_path,
+        f'name = "cell"\nstart = "evaluating"\n{driver}',
+        gap=30.0,
+        environment={**os.environ, "PYTHONPATH": path},
+    )
 
     def hang(seconds: float) -> None:
         (tmp_path / "new").write_text(str(seconds))
         (tmp_path / "new").rename(flag)
 
-    try:
-        with (
-            Reading(f"{HERE}:{port}", name="desk", role="operator", answer=20.0) as desk,
-            Reading(f"{HERE}:{port}", name="left", role="controller", answer=20.0) as actor,
-        ):
+    with contextlib.closing(robot):
+        robot.begin()
+        with robot.client("desk", "operator") as desk, robot.client("left", "controller") as actor:
             wait(lambda: desk.hello()["ok"] and bool(desk.next_state(60)["answered"]), 60)
             desk.request("clear")
             actor.hello()
@@ -103,13 +96,9 @@ def test_a_driver_that_hangs_is_noticed_and_the_server_can_be_ended(tmp_path, ki
             assert state["generation"] > at
             assert "stalled" not in state
             assert actor.request("ping")["state"] == "STOPPED"
-            children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+            children = Path(f"/proc/{robot.process.pid}/task/{robot.process.pid}/children").read_text().split()
             hang(60.0)
             until(desk, "STALLED")
-            server.send_signal(signal.SIGTERM)
-            assert server.wait(20) == -signal.SIGKILL
+            assert robot.end(signal.SIGTERM)[0] == -signal.SIGKILL
             assert children
             wait(lambda: all(ended(int(pid)) for pid in children))
-    finally:
-        server.kill()
-        server.wait()

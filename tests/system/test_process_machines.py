@@ -1,5 +1,6 @@
 """Machines as they are: an actor on another network, a disk that is full. Need root; slow."""
 
+import contextlib
 import signal
 
 import machines
@@ -38,8 +39,7 @@ def test_an_actor_in_another_network(processes, tmp_path, cable):
 
 def test_a_cut_cable_loses_and_doubles_nothing(tmp_path, environment, cable):
     """Neither side is notified of the cut: the connections hang, and the robot goes on at its rate."""
-    lab = Lab(tmp_path, environment, listen=("--bind", HERE, "--insecure"))
-    try:
+    with contextlib.closing(Lab(tmp_path, environment, listen=("--bind", HERE, "--insecure"))) as lab:
         learner, actor = lab.learner(), lab.actor("--ip", HERE, prefix=cable.prefix)
         lab.trains(learner)
         for ticks in (LENGTH // 4, 5 * LENGTH, LENGTH, 10 * LENGTH):  # less than `timeout_s`, and more
@@ -49,16 +49,13 @@ def test_a_cut_cable_loses_and_doubles_nothing(tmp_path, environment, cable):
             lab.goes_on(3 * LENGTH, actor)
         lab.trains(learner)
         _, said, account = lab.stop(learner, actor)
-    finally:
-        lab.close()
     assert account.cut == {}
     assert account.died == 0
     assert "connection to the learner at" in said  # it did notice
 
 
 def test_records_wait_at_the_robot_while_the_learners_disk_is_full(tmp_path, environment, small_disk):
-    lab = Lab(tmp_path, environment, run=small_disk / "run")
-    try:
+    with contextlib.closing(Lab(tmp_path, environment, run=small_disk / "run")) as lab:
         learner, actor = lab.learner(), lab.actor()
         lab.trains(learner)
         fill(small_disk / "filler")
@@ -72,14 +69,11 @@ def test_records_wait_at_the_robot_while_the_learners_disk_is_full(tmp_path, env
         learner.signal(signal.SIGTERM)
         learner.until(lambda: not learner.running, "it goes on")
         account = lab.settled()
-    finally:
-        lab.close()
     assert account.steps == account.executed
 
 
 def test_records_wait_in_memory_while_the_robots_disk_is_full(tmp_path, environment, small_disk):
-    lab = Lab(tmp_path, environment, spool=small_disk / "spool")
-    try:
+    with contextlib.closing(Lab(tmp_path, environment, spool=small_disk / "spool")) as lab:
         learner, actor = lab.learner(), lab.actor()
         lab.trains(learner)
         learner.signal(signal.SIGSTOP)  # what is recorded now stays in the spool
@@ -90,8 +84,6 @@ def test_records_wait_in_memory_while_the_robots_disk_is_full(tmp_path, environm
         learner.signal(signal.SIGCONT)
         lab.goes_on(4 * LENGTH, actor)
         _, _, account = lab.stop(learner, actor)
-    finally:
-        lab.close()
     assert account.cut == {}
 
 

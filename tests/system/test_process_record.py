@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import re
 import subprocess
 import sys
@@ -12,13 +12,11 @@ from pathlib import Path
 
 import pytest
 from ptys import Pty, wait_until
-from robot_day import MAIN, ROOT
-from robot_served import HERE, free_port
+from robot_process import RobotProcess, fake_aloha
 
 from serl_chunk.console.bindings import REPEAT
 from serl_chunk.data.formats.hdf5 import read_episode
 from serl_chunk.types import Outcome, Source
-from serl_chunk_robot.client.client import RobotClient, RobotError
 
 PATIENCE = 120.0
 # The terminal becomes the controlling one, as a shell's is.
@@ -31,38 +29,20 @@ class Desk:
     """A robot's server, a terminal, and the command at it."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.port = folder, free_port(3)
-        task = (ROOT / "experiments/robots/fake_aloha.toml").read_text()
-        (folder / "robot.toml").write_text(
-            task.replace('driver = "fake_aloha"', f'port = {self.port}\ndriver = "fake_aloha"', 1)
-        )
-        self.environment = {**os.environ, "XDG_STATE_HOME": str(folder), "JAX_PLATFORMS": "cpu", "TERM": "xterm"}
-        with (folder / "server.log").open("wb") as log:
-            self.server = subprocess.Popen(
-                [sys.executable, "-c", MAIN, "serve", "robot.toml"], env=self.environment, cwd=folder, stderr=log
-            )
+        self.folder, self.robot = folder, RobotProcess(folder, fake_aloha(), gap=2.0)
+        self.robot.begin()
         self.pty = Pty(120, 40)
         self.before = self.pty.attributes()
         self.pty.look()
         self.command: subprocess.Popen[bytes] | None = None
 
     def start(self, *words: str) -> None:
-        address = f"{HERE}:{self.port}"
-        assert wait_until(lambda: self._answers(address), PATIENCE)
         self.command = subprocess.Popen(
             [sys.executable, "-c", OWN_TERMINAL, sys.executable, "-m", "serl_chunk", *words,
-             f"--config.robot.server={address}"],
-            stdin=self.pty.slave, stdout=self.pty.slave, stderr=self.pty.slave, env=self.environment,
-            start_new_session=True, cwd=self.folder,
+             f"--config.robot.server={self.robot.address}"],
+            stdin=self.pty.slave, stdout=self.pty.slave, stderr=self.pty.slave, start_new_session=True, cwd=self.folder,
+            env={**self.robot.environment, "JAX_PLATFORMS": "cpu", "TERM": "xterm"},
         )  # fmt: skip
-
-    @staticmethod
-    def _answers(address: str) -> bool:
-        try:
-            with RobotClient(address, name="watcher", answer=1.0) as client:
-                return bool(client.next_state())
-        except RobotError:
-            return False
 
     @property
     def screen(self) -> str:
@@ -82,18 +62,17 @@ class Desk:
         time.sleep(1.2)
 
     def close(self) -> None:
-        for process in (self.command, self.server):
-            if process is not None:
-                process.kill()
-                process.wait()
+        if self.command is not None:
+            self.command.kill()
+            self.command.wait()
+        self.robot.close()
         self.pty.close()
 
 
 @pytest.fixture
 def desk(tmp_path) -> Iterator[Desk]:
-    desk = Desk(tmp_path)
-    yield desk
-    desk.close()
+    with contextlib.closing(Desk(tmp_path)) as desk:
+        yield desk
 
 
 @pytest.mark.slow
@@ -133,7 +112,7 @@ def test_demonstrations_are_recorded_discarded_and_repeated_by_keys(desk):
     for e in episodes:
         assert (e.end.outcome, e.end.outcome_by, e.end.terminated) == (Outcome.SUCCESS, "operator", True)
         assert e.steps.source[0] == Source.HUMAN
-    log = (desk.folder / "server.log").read_text()
+    log = desk.robot.log.read_text()
     assert log.count("MOVE: resetting") == 4
     assert log.count("HELD: cleared") == log.count("lets serl_chunk move it") == 1
     assert wait_until(lambda: desk.pty.attributes() == desk.before)

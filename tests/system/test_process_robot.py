@@ -4,49 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import os
 import signal
 import socket
-import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
-from robot_served import HERE, Reading, drive, free_port, until, wait
+from robot_process import FILES, RobotProcess
+from robot_served import HERE, drive, until, wait
 
 from serl_chunk_robot.client.client import RobotClient, RobotError
 from serl_chunk_robot.wire import arrays
 
-# Machines that run tests may stand still for longer than robot PCs may.
-MAIN = """
-from serl_chunk_robot import main
-from serl_chunk_robot.control import loop
-from serl_chunk_robot.safety import watchdog
-loop.GAP, watchdog.LEAST_VALIDITY = 1.0, 0.5
-raise SystemExit(main.main())
-"""
-COMMAND = [sys.executable, "-c", MAIN]
 
-
-class Robot:
-    """A robot's file, and the process that serves it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.port, self.file = free_port(), folder / "robot.toml"
-        self.file.write_text(f'name = "cell_3"\ndriver = "fake"\nstart = "evaluating"\nport = {self.port}\n')
-        self.environment = {**os.environ, "XDG_STATE_HOME": str(folder), "PYTHONUNBUFFERED": "1"}
-        self.process: subprocess.Popen[str] | None = None
-
-    def begin(self, *more: str) -> None:
-        self.process = self.start("serve", str(self.file), *more)
-        with self.client("watcher", "any") as client:
-            client.next_state(60)
-
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        return subprocess.Popen([*COMMAND, *arguments], env=self.environment, stderr=subprocess.PIPE, text=True)
-
+class Robot(RobotProcess):
     def ready(self, actor: RobotClient) -> None:
         """Clear the robot and let an actor move it, as an operator does."""
         with self.client("operator", "operator") as operator:
@@ -60,28 +31,11 @@ class Robot:
             actor.request("lease")
             operator.request("go")
 
-    def run(self, command: str) -> subprocess.CompletedProcess[str]:
-        words = [*COMMAND, command, "--robot", f"{HERE}:{self.port}"]
-        return subprocess.run(words, env=self.environment, capture_output=True, text=True, timeout=60, check=False)
-
-    def client(self, name: str, role: str) -> RobotClient:
-        return Reading(f"{HERE}:{self.port}", name=name, role=role, answer=20.0)
-
-    def end(self, number: signal.Signals) -> tuple[int, str]:
-        """Send a signal; returns the exit status, and what was logged."""
-        assert self.process is not None
-        process, self.process = self.process, None
-        process.send_signal(number)
-        _, err = process.communicate(timeout=30)
-        return process.returncode, err
-
 
 @pytest.fixture
 def robot(tmp_path):
-    robot = Robot(tmp_path)
-    yield robot
-    if robot.process is not None:
-        robot.end(signal.SIGKILL)
+    with contextlib.closing(Robot(tmp_path, 'name = "cell_3"\ndriver = "fake"\nstart = "evaluating"\n')) as robot:
+        yield robot
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
@@ -123,12 +77,10 @@ def test_a_second_signal_ends_a_server_whose_driver_hangs(robot):
 
 def test_a_second_server_is_refused_and_a_killed_one_leaves_no_lock(robot):
     robot.begin()
-    assert robot.process is not None
-    second = robot.start("serve", str(robot.file))
-    _, err = second.communicate(timeout=60)
+    second = robot.run("serve", str(robot.file))
     assert second.returncode == 2
-    assert f"process {robot.process.pid}" in err
-    assert len(err.splitlines()) == 1
+    assert f"process {robot.process.pid}" in second.stderr
+    assert len(second.stderr.splitlines()) == 1
     with robot.client("left", "controller") as actor:
         robot.ready(actor)
         actor.request("arm")
@@ -139,12 +91,11 @@ def test_a_second_server_is_refused_and_a_killed_one_leaves_no_lock(robot):
         assert until(actor, "STOPPED")["controller"] == ""
         with pytest.raises(RobotError, match="STOPPED"):
             actor.request("arm")
-    assert "STOPPED: started" in robot.run("status").stdout
+    assert "STOPPED: started" in robot.run("status", "--robot", robot.address).stdout
 
 
 def test_a_server_that_stood_still_has_stopped_its_robot(robot):
     robot.begin()
-    assert robot.process is not None
     with robot.client("left", "controller") as actor:
         robot.ready(actor)
         actor.request("arm")
@@ -165,8 +116,7 @@ def test_simulated_arms_keep_their_target_without_a_server_and_a_new_one_moves_n
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
         s.bind((HERE, 0))
         arms = s.getsockname()[1]
-    shipped = (Path(__file__).resolve().parents[2] / "experiments" / "robots" / "aloha_sim.toml").read_text()
-    file = shipped.replace("port = 5610", f"port = {arms}\nends = 10.0")
+    file = (FILES / "aloha_sim.toml").read_text().replace("port = 5610", f"port = {arms}\nends = 10.0")
     robot.file.write_text(f"port = {robot.port}\n{file}")
     robot.begin()
     with robot.client("left", "controller") as actor:
@@ -194,15 +144,13 @@ def test_simulated_arms_keep_their_target_without_a_server_and_a_new_one_moves_n
                 assert abs(state["q"] - kept["q"]).max() < 1e-3
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "names"),
-    [("cell_3", "../x", "name"), ('"fake"', '"fakir"', "fakir"), ("port = ", "port = 1", "port"),
-     ("port", 'host = "0.0.0.0"\nport', "keys"), ("evaluating", "fastest", "fastest")],
-)  # fmt: skip
+@pytest.mark.parametrize(("old", "new", "names"), [
+    ("cell_3", "../x", "name"), ('"fake"', '"fakir"', "fakir"), ("port = ", "port = 1", "port"),
+    ("port", 'host = "0.0.0.0"\nport', "keys"), ("evaluating", "fastest", "fastest"),
+])  # fmt: skip
 def test_a_bad_file_is_refused_in_one_sentence(robot, old, new, names):
     robot.file.write_text(robot.file.read_text().replace(old, new))
-    process = robot.start("serve", str(robot.file))
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert names in err
-    assert "Traceback" not in err
+    done = robot.run("serve", str(robot.file))
+    assert done.returncode == 2
+    assert names in done.stderr
+    assert "Traceback" not in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import signal
@@ -15,33 +16,14 @@ from commands import Command
 from counting_robot import CLOSED
 from lab import LENGTH, Lab
 from processes import PATIENCE, Cluster, Process, checkpoints, cluster
+from system_accounts import journal_rows
 from terminals import NohupProcess, TerminalProcess
 
-from serl_chunk.config.transport import TransportConfig
 from serl_chunk.runs.checkpoints import CheckpointStore
-from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.types import End
-from serl_chunk_robot.wire.codec import Limits
 
 pytestmark = pytest.mark.timeout(4 * PATIENCE)
 HANGUP = 128 + signal.SIGHUP
-
-
-@pytest.fixture
-def lab(tmp_path, environment):
-    lab = Lab(tmp_path, environment)
-    yield lab
-    lab.close()
-
-
-def last_end(lab: Lab) -> End:
-    """The last End record of the journal, which no process has open."""
-    t = TransportConfig()
-    store = RecordStore(lab.run / "journal" / "online", Limits(t.max_message_bytes, t.max_arrays))
-    try:
-        return [row.record for row in store.replay() if isinstance(row.record, End)][-1]
-    finally:
-        store.close()
 
 
 def closed_robot(lab: Lab, process: Process) -> bool:
@@ -63,7 +45,8 @@ def test_a_closed_terminal_ends_an_actor_and_a_learner_as_sigterm_does(lab):
     learner.ends(HANGUP)
     account = lab.settled()
     assert (account.steps, account.cut, account.died) == (account.executed, {}, 0)
-    assert last_end(lab).outcome_by == "operator"
+    ends = [row.record for row in journal_rows(lab.run) if isinstance(row.record, End)]
+    assert ends[-1].outcome_by == "operator"
     newest = checkpoints(lab.run)[-1]
     assert CheckpointStore(lab.run).restore_policy(newest).meta["env_steps"] == account.executed
     assert newest >= 20
@@ -109,20 +92,12 @@ LOADED = 10.0  # what a machine that runs other tests may take
 UNBORN = (-signal.SIGINT, 1)
 
 
-def maps(process: Process) -> str:
-    """The libraries that a process has loaded."""
-    try:
-        return Path(f"/proc/{process.pid}/maps").read_text()
-    except OSError:
-        return ""
-
-
-def reads(process: Process, folder: Path) -> bool:
-    """Whether a process has a file of `folder` open."""
-    try:
-        return any(str(folder) in os.readlink(fd) for fd in Path(f"/proc/{process.pid}/fd").iterdir())
-    except OSError:
-        return False
+def holds(process: Process, text: str) -> bool:
+    """Whether a process has loaded a library, or has a file open, whose path has `text`."""
+    proc = Path(f"/proc/{process.pid}")
+    with contextlib.suppress(OSError):
+        return text in (proc / "maps").read_text() or any(text in os.readlink(fd) for fd in (proc / "fd").iterdir())
+    return False
 
 
 def instants(processes: Cluster, tmp_path: Path):
@@ -130,8 +105,8 @@ def instants(processes: Cluster, tmp_path: Path):
     many = tmp_path / "many"
     return {
         "exec": (lambda learner: True, 0.0),
-        "imports": (lambda learner: "jaxlib" in maps(learner), 0.0),
-        "data": (lambda learner: reads(learner, many), 0.3),
+        "imports": (lambda learner: holds(learner, "jaxlib"), 0.0),
+        "data": (lambda learner: holds(learner, str(many)), 0.3),
         "networks": (lambda learner: "demonstrations: " in learner.output, 0.5),
         "compilation": (lambda learner: "listening on" in learner.output, 0.5),
     }

@@ -13,21 +13,13 @@ import numpy as np
 import pytest
 from mouse_cell import ARM, FULL, MouseCell, mouse_cell
 from ports import free_port as port_of_learner
+from robot_process import MAIN
 from robot_served import free_port, wait
 
 from serl_chunk.robots.arms import aloha_arms
 from serl_chunk.runs.episodes import RunSource
 from serl_chunk.types import HUMAN_DIMS, Source, StepBlock
 
-# Machines that run tests may stand still for longer than robot PCs may.
-SERVER = """
-import sys
-from serl_chunk_robot import main
-from serl_chunk_robot.control import loop
-from serl_chunk_robot.safety import watchdog
-loop.GAP, watchdog.LEAST_VALIDITY = 1.0, 0.5
-raise SystemExit(main.main(sys.argv[1:]))
-"""
 STALE = 62  # reports that are in the queue already, which holds 63
 HOLDS = 1.0  # s that an arm stays the human's
 QUICK = 0.2  # s: a pause within an intervention
@@ -37,7 +29,7 @@ QUICK = 0.2  # s: a pause within an intervention
 def cell(tmp_path_factory) -> Iterator[MouseCell]:
     settings = [f"--config.device.hold_s={HOLDS}"]
     folder, ports = tmp_path_factory.mktemp("cell"), (free_port(), port_of_learner())
-    with mouse_cell(folder, ports, os.environ, settings, ("-c", SERVER)) as cell:
+    with mouse_cell(folder, ports, os.environ, settings, ("-c", MAIN.format(gap=1.0))) as cell:
         cell.begin()
         yield cell
 
@@ -49,6 +41,18 @@ def episode(cell: MouseCell) -> MouseCell:
     cell.next_episode()
     cell.watch(1.0)
     return cell
+
+
+def push(cell: MouseCell, seconds: float, y: int = -FULL) -> float:
+    """Deflect the mouse, away from the user where nothing else is said; returns the moment."""
+    at = cell.hand("push", y=y)["at"]
+    cell.watch(seconds)
+    return at
+
+
+def rest(cell: MouseCell, seconds: float) -> None:
+    cell.hand("rest")
+    cell.watch(seconds)
 
 
 def ended(cell: MouseCell) -> StepBlock:
@@ -75,20 +79,14 @@ def set_points(cell: MouseCell, since: float, until: float = np.inf) -> np.ndarr
 @pytest.mark.slow
 def test_a_deflection_moves_the_arms_tip_and_is_one_segment(episode: MouseCell):
     assert len(episode.opened()) == 1, "by pyspacemouse.open_by_path, once"
-    at = episode.hand("push", y=-FULL)["at"]  # away from the user: forward
-    episode.watch(0.5)
-    episode.hand("rest")
-    episode.watch(QUICK)
-    episode.hand("push", y=-FULL)
-    episode.watch(0.5)
+    at = push(episode, 0.5)  # away from the user: forward
+    rest(episode, QUICK)
+    push(episode, 0.5)
     points = set_points(episode, at)
     tips = [aloha_arms().tip(0, pose)[0][:3, 3] for pose in (points[0], points[-1])]
-    episode.hand("rest")
-    episode.watch(2 * HOLDS)
-    episode.hand("push", y=FULL)
-    episode.watch(0.5)
-    episode.hand("rest")
-    episode.watch(2 * HOLDS)
+    rest(episode, 2 * HOLDS)
+    push(episode, 0.5, FULL)
+    rest(episode, 2 * HOLDS)
     way = tips[1] - tips[0]
     assert way[0] > 0.05, "m along x"
     assert np.abs(way[1:]).max() < 0.03
@@ -103,14 +101,11 @@ def test_a_deflection_moves_the_arms_tip_and_is_one_segment(episode: MouseCell):
 
 @pytest.mark.slow
 def test_a_mouse_that_is_held_through_a_stop_and_a_clear_moves_nothing_until_it_was_neutral(episode: MouseCell):
-    episode.hand("push", y=-FULL)
-    episode.watch(0.3)
+    push(episode, 0.3)
     assert segments(ended(episode)), "it had the arm before"
     episode.watch(1.5)
-    episode.hand("rest")
-    episode.watch(1.0)
-    episode.hand("push", y=-FULL)
-    episode.watch(0.5)
+    rest(episode, 1.0)
+    push(episode, 0.5)
     episode.hand("rest")
     steps = ended(episode)
     [(first, _), *_] = segments(steps)
@@ -119,18 +114,15 @@ def test_a_mouse_that_is_held_through_a_stop_and_a_clear_moves_nothing_until_it_
 
 @pytest.mark.slow
 def test_a_mouse_that_is_held_through_a_hold_within_an_episode_moves_nothing_until_it_was_neutral(episode: MouseCell):
-    episode.hand("push", y=-FULL)
-    episode.watch(0.3)
+    push(episode, 0.3)
     episode.operator.request("hold")
     episode.watch(0.1)
     episode.running()
     resumed = time.monotonic()
     episode.watch(1.5)
     rested = time.monotonic()
-    episode.hand("rest")
-    episode.watch(1.0)
-    episode.hand("push", y=-FULL)
-    episode.watch(0.5)
+    rest(episode, 1.0)
+    push(episode, 0.5)
     episode.hand("rest")
     steps = ended(episode)
     human = steps.stamp[steps.source == Source.HUMAN]
@@ -142,8 +134,7 @@ def test_a_mouse_that_is_held_through_a_hold_within_an_episode_moves_nothing_unt
 
 @pytest.mark.slow
 def test_an_arm_whose_mouse_is_unplugged_brakes_and_stays_until_the_episode_ends(episode: MouseCell):
-    episode.hand("push", y=-FULL)
-    episode.watch(0.4)
+    push(episode, 0.4)
     at = episode.hand("unplug")["at"]
     episode.watch(1.2)
     braking = episode.braking(at)
@@ -151,10 +142,8 @@ def test_an_arm_whose_mouse_is_unplugged_brakes_and_stays_until_the_episode_ends
     assert braking.stopped < 0.5
     episode.hand("plug")  # still deflected
     episode.watch(1.5)
-    episode.hand("rest")
-    episode.watch(1.0)
-    episode.hand("push", y=FULL)
-    episode.watch(0.5)
+    rest(episode, 1.0)
+    push(episode, 0.5, FULL)
     stands = set_points(episode, at + 1.0)
     assert np.ptp(stands[:, ARM], axis=0).max() < 2e-3
     assert np.ptp(stands[:, 7:13], axis=0).max() > 2e-3, "the policy moves the other arm"
@@ -164,18 +153,15 @@ def test_an_arm_whose_mouse_is_unplugged_brakes_and_stays_until_the_episode_ends
     assert after.sum() > 100
     assert (steps.source[after] == Source.HUMAN).all(), "the policy does not take over"
     episode.watch(1.0)
-    episode.hand("push", y=-FULL)  # in the next episode it counts again
-    episode.watch(0.5)
+    push(episode, 0.5)  # in the next episode it counts again
     episode.hand("rest")
     assert segments(ended(episode))
 
 
 @pytest.mark.slow
 def test_a_full_queue_of_reports_does_not_delay_the_newest_one(episode: MouseCell):
-    episode.hand("push", y=-FULL)
-    episode.watch(0.3)
-    episode.hand("rest")
-    episode.watch(0.5)
+    push(episode, 0.3)
+    rest(episode, 0.5)
     at = episode.hand("push", y=FULL, stale=STALE)["at"]
     episode.watch(0.5)
     episode.hand("rest")

@@ -90,12 +90,6 @@ def full() -> Iterator[int]:
     assert blocks, "other programs that write to this pipe have to wait, as before"
 
 
-@pytest.fixture
-def stack() -> Iterator[contextlib.ExitStack]:
-    with contextlib.ExitStack() as stack:
-        yield stack
-
-
 @contextlib.contextmanager
 def started(full: int, *arguments: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(
@@ -128,27 +122,20 @@ def test_a_recording_is_complete(full, tmp_path):
     assert len([*(tmp_path / "demos").glob("*.hdf5")]) == 3
 
 
-def test_a_robots_server_with_a_driver_that_prints_passes_at_its_rate_and_ends(full, tmp_path, stack):
+def test_a_robots_server_with_a_driver_that_prints_passes_at_its_rate_and_ends(full, tmp_path):
     (tmp_path / "loud.py").write_text(DRIVER)
     file, port = tmp_path / "robot.toml", free_port(3)
     file.write_text(f'name = "cell"\ndriver = "loud.py:Loud"\nport = {port}\n')
     serve = ["-c", "from serl_chunk_robot.main import main; raise SystemExit(main())", "serve", str(file)]
-    process = stack.enter_context(started(full, *serve, XDG_STATE_HOME=str(tmp_path)))
-    client = stack.enter_context(contextlib.closing(RobotClient(f"{HERE}:{port}", name="test", role="any")))
-    wait(lambda: answers(client), PATIENCE)
-    before, began = client.next_state(), time.monotonic()
-    time.sleep(1.0)
-    after = client.next_state()
-    assert after["pass"] - before["pass"] > 20 * (time.monotonic() - began), (
-        "of 200 a second, where the machine is free"
-    )
-    assert (after["state"], after["word"]) == (before["state"], before["word"])
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(PATIENCE) == 0
-
-
-def answers(client: RobotClient) -> bool:
-    with contextlib.suppress(Exception):
-        client.hello()
-        return True
-    return False
+    with (
+        started(full, *serve, XDG_STATE_HOME=str(tmp_path)) as process,
+        RobotClient(f"{HERE}:{port}", name="test", role="any") as client,
+    ):
+        before, began = client.next_state(PATIENCE), time.monotonic()
+        time.sleep(1.0)
+        after = client.next_state()
+        passes = after["pass"] - before["pass"]
+        assert passes > 20 * (time.monotonic() - began), "of 200 a second, where the machine is free"
+        assert (after["state"], after["word"]) == (before["state"], before["word"])
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0

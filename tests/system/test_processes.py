@@ -6,17 +6,13 @@ from collections import defaultdict
 
 import pytest
 from processes import PATIENCE, actor_totals, checkpoints, learner_totals
+from system_accounts import journal_rows
 
-from serl_chunk.config.transport import TransportConfig
 from serl_chunk.runs.metrics import read_metrics
-from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.types import StepBlock
-from serl_chunk_robot.wire.codec import Limits
 
 pytestmark = pytest.mark.timeout(4 * PATIENCE)
 ENDLESS = {"learner__max_steps": 1_000_000}
-TICKS = 40  # of the longest episode
-LIMITS = Limits(TransportConfig().max_message_bytes, TransportConfig().max_arrays)
 
 
 @pytest.mark.slow
@@ -61,11 +57,10 @@ def test_a_second_actor_with_the_same_name_is_refused_and_may_take_over(processe
     learner.signal(signal.SIGTERM)
     learner.ends()
     elsewhere.ends()
-    store, acted = RecordStore(run / "journal" / "online", LIMITS), defaultdict(list)
-    for row in store.replay():
+    acted = defaultdict(list)
+    for row in journal_rows(run):
         if isinstance(row.record, StepBlock):
             acted[row.session] += [v for v in row.record.policy_version.tolist() if v >= 0]
-    store.close()
     assert len(acted) == 2
     for versions in acted.values():
         assert len(versions) > 20

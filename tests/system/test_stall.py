@@ -7,42 +7,22 @@ import signal
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 from counting_robot import HZ, LENGTH
-from lab import ROBOT, Lab
+from lab import ROBOT
+from system_accounts import journal_rows
 
 from serl_chunk.config.loader import load_experiment
-from serl_chunk.config.transport import TransportConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.replay.replay import Replay
 from serl_chunk.robots.registry import robot_spec
-from serl_chunk.transport.storage.record_store import RecordStore
-from serl_chunk.types import Record, StepBlock
-from serl_chunk_robot.wire.codec import Limits
+from serl_chunk.types import StepBlock
 
 STALL = 1.5  # seconds
 BROKEN = 1.0  # seconds between two steps that no busy machine takes
-
-
-def journal(run: Path) -> Iterator[tuple[str, Record]]:
-    t = TransportConfig()
-    store = RecordStore(run / "journal" / "online", Limits(t.max_message_bytes, t.max_arrays))
-    try:
-        yield from ((row.session, row.record) for row in store.replay() if row.record is not None)
-    finally:
-        store.close()
-
-
-@pytest.fixture
-def lab(tmp_path, environment):
-    lab = Lab(tmp_path, environment)
-    yield lab
-    lab.close()
 
 
 @pytest.mark.slow
@@ -63,7 +43,7 @@ def test_no_window_goes_across_a_stall_of_the_actor(lab):
     replay = Replay(robot_spec(config.robot), config, Preprocess(plain))
     stamps: dict[tuple[float, float], dict[int, float]] = defaultdict(dict)  # by life and episode
     marked: set[tuple[float, float, int]] = set()
-    for session, record in journal(lab.run):
+    for session, record in ((row.session, row.record) for row in journal_rows(lab.run) if row.record is not None):
         replay.insert(session, record)
         if isinstance(record, StepBlock):
             for i, (life, episode, tick, _) in enumerate(record.observation["state"].tolist()):

@@ -1,31 +1,20 @@
 """Actors, server and replay in one process, over real sockets: what comes together in a batch, and a late learner."""
 
-import contextlib
-import tempfile
 import threading
-from pathlib import Path
 
 import numpy as np
 from ports import free_port
 from processes import PATIENCE
-from transport_tools import handler_of
+from transport_tools import linked, serving
 
 from serl_chunk.config.agents.acrlpd import AcrlpdConfig
 from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
 from serl_chunk.config.robots import RobotConfig
-from serl_chunk.config.transport import TransportConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.replay.replay import Replay
-from serl_chunk.transport.client.link import LearnerLink
-from serl_chunk.transport.server.server import LearnerServer
-from serl_chunk.transport.storage.spool import Spool
 from serl_chunk.types import Begin, ConfigError, End, Outcome, RobotSpec, Source, Step
-from serl_chunk_robot.wire.codec import Limits
 
-CONTRACT = {"robot": "coded"}
-TRANSPORT = TransportConfig(heartbeat=0.1, timeout_s=1.0)
-LIMITS = Limits(TRANSPORT.max_message_bytes, TRANSPORT.max_arrays)
 EPISODES, LENGTH, HORIZON = 12, 9, 3
 SPEC = RobotSpec(
     name="coded", control_hz=50.0, state_dim=3, action_low=(-1.0,), action_high=(1.0,), joint_of_action=(-1,),
@@ -34,53 +23,28 @@ SPEC = RobotSpec(
 
 
 def make_replay() -> Replay:
-    config = ExperimentConfig(
-        name="coded", robot=RobotConfig(max_episode_steps=LENGTH), agent=AcrlpdConfig(), chunk=ChunkConfig(HORIZON)
-    )
-    shape = (HORIZON, 1)
-    plain = Normaliser(
-        "absolute_range", np.zeros(3), np.ones(3), np.zeros(shape), np.ones(shape), np.array([-1])
-    )  # model space is robot space
+    robot, chunk = RobotConfig(max_episode_steps=LENGTH), ChunkConfig(HORIZON)
+    config = ExperimentConfig(name="coded", robot=robot, agent=AcrlpdConfig(), chunk=chunk)
+    zero, one = np.zeros((HORIZON, 1)), np.ones((HORIZON, 1))  # model space is robot space
+    plain = Normaliser("absolute_range", np.zeros(3), np.ones(3), zero, one, np.array([-1]))
     return Replay(SPEC, config, Preprocess(plain))
 
 
 def record(port: int, actor: int, failures: list[BaseException]) -> None:
     """Episodes whose states hold (actor, episode, tick) and whose actions hold the actor and the tick."""
-    folder = Path(tempfile.mkdtemp())  # removed with the spool, once all is acknowledged
-    link = LearnerLink(
-        TRANSPORT, host="127.0.0.1", port=port, actor_id=f"actor-{actor}", contract=CONTRACT,
-        spools=lambda run: Spool(folder, LIMITS),
-    )  # fmt: skip
     try:
-        link.connect(timeout=PATIENCE)
-        for episode in range(EPISODES):
-            name = f"{actor}-{episode}"
-            link.begin(Begin(name))
-            for tick in range(LENGTH):
-                state = np.array([actor, episode, tick], np.float32)
-                action = np.array([100 * actor + tick], np.float32)
-                link.step(
-                    Step(tick, {"state": state}, action, 0.0, Source.POLICY, tick - tick % HORIZON, 1, 0.02 * tick)
-                )
-            final = {"state": np.array([actor, episode, LENGTH], np.float32)}
-            link.end(End(name, LENGTH, final, False, True, Outcome.UNKNOWN))
-        assert link.flush(PATIENCE)
+        with linked(port, actor_id=f"actor-{actor}") as link:
+            for episode in range(EPISODES):
+                name = f"{actor}-{episode}"
+                states = [{"state": np.array([actor, episode, tick], np.float32)} for tick in range(LENGTH + 1)]
+                link.begin(Begin(name))
+                for tick in range(LENGTH):
+                    action, decided = np.array([100 * actor + tick], np.float32), tick - tick % HORIZON
+                    link.step(Step(tick, states[tick], action, 0.0, Source.POLICY, decided, 1, 0.02 * tick))
+                link.end(End(name, LENGTH, states[LENGTH], False, True, Outcome.UNKNOWN))
+            assert link.flush(PATIENCE)
     except BaseException as error:
         failures.append(error)
-    finally:
-        link.close()
-
-
-@contextlib.contextmanager
-def serving(port: int, **callbacks):
-    address = {"bind": "127.0.0.1", "port": port}
-    server = LearnerServer(TRANSPORT, handler_of(callbacks), **address, contract=CONTRACT, run_id="run")
-    server.start()
-    try:
-        yield server
-        server.check()
-    finally:
-        server.close()
 
 
 def test_rows_of_two_actors_lie_in_one_sampled_batch():
@@ -89,7 +53,7 @@ def test_rows_of_two_actors_lie_in_one_sampled_batch():
     def insert(info, record):
         received[info.actor_id] = received.get(info.actor_id, 0) + replay.insert(info.session, record).steps
 
-    with serving(port, welcome=lambda: ({}, {}), on_record=insert) as server:
+    with serving(port, on_record=insert) as server:
         threads = [threading.Thread(target=record, args=(port, actor, failures)) for actor in (1, 2)]
         for t in threads:
             t.start()
@@ -104,10 +68,8 @@ def test_rows_of_two_actors_lie_in_one_sampled_batch():
     batch = replay.sample(np.random.default_rng(0), 256)
     here, after = batch.observations["state"], batch.next_observations["state"]
     assert set(here[:, 0]) == {1, 2}
-    np.testing.assert_array_equal(after[:, :2], here[:, :2])  # of the same actor and episode
-    np.testing.assert_array_equal(after[:, 2], here[:, 2] + HORIZON)
-    expected = 100 * here[:, :1] + here[:, 2:] + np.arange(HORIZON)
-    np.testing.assert_array_equal(batch.actions[:, :, 0], expected)
+    np.testing.assert_array_equal(after, here + np.array([0, 0, HORIZON]))  # of the same actor and episode
+    np.testing.assert_array_equal(batch.actions[:, :, 0], 100 * here[:, :1] + here[:, 2:] + np.arange(HORIZON))
 
 
 def test_a_learner_that_is_not_ready_keeps_its_actors_waiting_and_lives():
@@ -123,18 +85,11 @@ def test_a_learner_that_is_not_ready_keeps_its_actors_waiting_and_lives():
         sentences.append(sentence)
         ready.set()
 
-    with (
-        serving(
-            port,
-            welcome=lambda: not_before(({}, {})),
-            on_record=lambda info, record: None,
-            allowance=lambda session: not_before(17),
-            on_silent=lambda info, gone: not_before(None),
-        ) as server,
-        contextlib.closing(
-            LearnerLink(TRANSPORT, host="127.0.0.1", port=port, actor_id="actor", contract=CONTRACT)
-        ) as link,
-    ):
+    callbacks = {
+        "welcome": lambda: not_before(({}, {})), "allowance": lambda session: not_before(17),
+        "on_silent": lambda info, gone: not_before(None),
+    }  # fmt: skip
+    with serving(port, **callbacks) as server, linked(port, connect=False) as link:
         link.connect(timeout=PATIENCE, on_waiting=waiting)
         assert "still reading" in sentences[0]
         assert link.allowance == 17
