@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 import numpy as np
 
 from serl_chunk_robot.control.grip import GripLimits
-from serl_chunk_robot.control.loop import Resistance
+from serl_chunk_robot.control.own_motion import Resistance
 from serl_chunk_robot.control.yielding import Yielding
 from serl_chunk_robot.drivers.base import Reading
 from serl_chunk_robot.errors import ConfigError
@@ -119,7 +119,7 @@ class MinimumJerkMove:
 
 
 class StepSequence(Yielding):
-    """Steps one after the other: a `loop.Motion`. All calls come from the loop's thread.
+    """Steps one after the other: a `own_motion.Motion`. All calls come from the loop's thread.
 
     Args:
         start: set point of the robot, which stands, float64[J].
@@ -261,7 +261,7 @@ class Jog(StepSequence):
 
 
 class Oscillation(Yielding):
-    """One joint to and fro around where it stands, at once, so that delays can be measured: a `loop.Motion`.
+    """One joint to and fro around where it stands, at once, so that delays can be measured: a `own_motion.Motion`.
 
     Args:
         start: set point of the robot, which stands, float64[J].

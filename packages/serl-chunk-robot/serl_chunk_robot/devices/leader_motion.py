@@ -12,8 +12,8 @@ from typing import NamedTuple, Optional, Protocol, Tuple
 
 import numpy as np
 
-from serl_chunk_robot.control.loop import Resistance
 from serl_chunk_robot.control.motions import Step, StepSequence
+from serl_chunk_robot.control.own_motion import Resistance
 from serl_chunk_robot.control.pursuit import Pursuit
 from serl_chunk_robot.devices.base import FAILED, KEEPS, MOVES, THERE, WAITS, DriveStatus, Sample
 from serl_chunk_robot.devices.neutral import APART

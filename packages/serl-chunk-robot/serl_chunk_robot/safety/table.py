@@ -114,7 +114,7 @@ class Machine:
         self.generation = 0
         self.word = "started; an operator clears it"  # why the state is what it is
         self.held_by = ""  # who entered HELD last, or enters it once the robot stands
-        self._needs_go = needs_go
+        self.needs_go = needs_go
 
     @property
     def moving(self) -> bool:
@@ -142,7 +142,7 @@ class Machine:
         return Transition(row, word)
 
     def _mapped(self, state: str) -> str:
-        return HOLD if state == HELD and not self._needs_go else state
+        return HOLD if state == HELD and not self.needs_go else state
 
     def fail(self, word: str) -> None:
         """Latch because the server itself failed. No event follows."""

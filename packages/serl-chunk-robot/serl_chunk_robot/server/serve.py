@@ -17,7 +17,7 @@ from typing import Any, Dict, Iterator
 import numpy as np
 
 from serl_chunk_robot.control.border import text_of
-from serl_chunk_robot.control.loop import Motion
+from serl_chunk_robot.control.own_motion import Motion
 from serl_chunk_robot.drivers.base import Driver
 from serl_chunk_robot.errors import ConfigError, SerlChunkError
 from serl_chunk_robot.output import background_output
