@@ -225,7 +225,7 @@ FAULTS: dict[str, Fault] = {
                         edited(RobotServer, "run", ("except BaseException", "except Exception"))),
         (f"{EVIL}[a command exits]",)),
     "a stop that was not confirmed is forgotten": Fault(
-        "drivers", edited(Front, "_take", (STOP, f"{STOP} and not self._stalled")),
+        "drivers", edited(Front, "_take", (STOP, f"{STOP} and not self.loop.stalled")),
         ("system/test_process_hanging_driver.py::"
          "test_a_driver_that_hangs_is_noticed_and_the_server_can_be_ended[sleep]",)),
     "the console takes 'not confirmed' for a confirmation": Fault(

@@ -84,7 +84,7 @@ def test_the_servers_clock_is_known_though_it_is_another_one():
         assert np.isnan(actor.server_time())
         actor.request("arm")
         drive(actor, 20)
-        assert len(actor._sent) < 10, "the server reports when commands came"
+        assert len(actor._server._sent) < 10, "the server reports when commands came"
         assert abs(actor.server_time() - clock()) < 5e-3
         watcher.next_state()
         assert abs(watcher.server_time() - clock()) < 50e-3

@@ -113,11 +113,11 @@ def test_commands_that_were_long_on_their_way_are_rejected(robot, age):
 def test_requests_of_another_time_do_not_move_the_robot(robot, late):
     operator = robot.ready()
     generation = operator.next_state()["generation"]
-    operator._moment -= late
+    operator._server.moment -= late
     with pytest.raises(RobotError, match=naming("jog", f"{late:.1f} s ago")):
         operator.request("jog", by=0.1, generation=generation)
     assert operator.next_state()["state"] == "HOLD"
-    operator._moment -= late
+    operator._server.moment -= late
     operator.request("stop")
 
 
@@ -349,7 +349,7 @@ def test_what_a_driver_reports_wrongly_does_not_end_the_loop():
         assert state["extra"]["object"].tolist() == [0, 1, 2]
         assert state["events"][-1][1:] == [1.0, True, False]
         assert len({e[0] for e in state["events"]}) == len(state["events"])
-        robot.server._spec = robot.server._spec._replace(state=np.array([None]))
+        robot.server._greeting["spec"]["state"] = np.array([None])
         with pytest.raises(RobotError, match=naming("hello", "spec.state")):
             robot.client("other", "any").hello()
         assert robot.client("other", "any").request("stop")["ok"]
