@@ -50,11 +50,12 @@ def send(robot: Served, *frames: bytes) -> dict | None:
 def command(actor: RobotClient, **fields: object) -> None:
     """Send a command, right but for `fields`, and wait for its reply. Raises RobotError."""
     at = actor.next_state()["set_point"]
-    actor._age, age = (lambda: {**age(), **fields}), actor._age
+    server = actor._server
+    server.age, age = (lambda: {**age(), **fields}), server.age
     try:
         actor.request("command", **{"target": at, "number": 1, "generation": actor.generation, **fields})
     finally:
-        del actor._age
+        del server.age
 
 
 def test_it_starts_stopped_and_publishes_every_pass(robot):
