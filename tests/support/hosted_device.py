@@ -28,7 +28,7 @@ class HostedDevice:
         self.pedals: tuple[str, ...] = ()
         self._keys: deque[KeyEvent] = deque()
         folder = None if keys is None else str(keys)
-        job = Job(name, port, "robot.toml", "fake", {}, "device[0].driver", "device[0]", HERE, folder, run)
+        job = Job([(name, port, ())], "robot.toml", "fake", {}, "device[0].driver", "device[0]", HERE, folder, run)
         self._publisher = ReadingPublisher(job, self._clock)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)

@@ -348,7 +348,9 @@ class RobotClient:
             self._server.published(state)
 
     def _hear(self, message: Dict[str, Any]) -> None:
-        if message.get("run") != self._server.run:  # another process of the server, perhaps after a start of its machine
+        if (
+            message.get("run") != self._server.run
+        ):  # another process of the server, perhaps after a start of its machine
             self._server = ServerProcess(message.get("run"))
         self._server.hear(float(message.get("moment", "nan")))
 

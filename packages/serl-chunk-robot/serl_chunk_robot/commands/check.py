@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Protocol, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from serl_chunk_robot.client.client import RobotError
+from serl_chunk_robot.client.client import RobotClient, RobotError
 from serl_chunk_robot.commands.diagnosis import (
     FAIL,
     OK,
@@ -42,22 +42,6 @@ WITHIN = 2.5  # s for a stop
 TRIES = 10  # commands that are rejected
 
 
-class Client(Protocol):
-    """What a check needs of serl_chunk_robot.client.client.RobotClient."""
-
-    generation: int
-
-    def hello(self) -> Dict[str, Any]: ...
-
-    def request(self, op: str, **arguments: Any) -> Dict[str, Any]: ...
-
-    def send_command(self, target: np.ndarray, number: Optional[int] = None) -> bool: ...
-
-    def next_state(self, seconds: float = 2.0) -> Dict[str, Any]: ...
-
-    def close(self) -> None: ...
-
-
 class _EndedError(Exception):
     """The robot stopped, or does what it was not asked for: the check ends."""
 
@@ -68,7 +52,7 @@ class Stop(NamedTuple):
     name: str
     word: str  # a part of the server's
     leads_to: str
-    provoke: Callable[[RobotCheck, Client], object]
+    provoke: Callable[[RobotCheck, RobotClient], object]
 
 
 class RobotCheck:
@@ -82,7 +66,11 @@ class RobotCheck:
     """
 
     def __init__(
-        self, operator: Client, controller: Callable[[], Client], file: RobotFile, show: Callable[[str], None] = print
+        self,
+        operator: RobotClient,
+        controller: Callable[[], RobotClient],
+        file: RobotFile,
+        show: Callable[[str], None] = print,
     ) -> None:
         self._operator, self._controller, self._file, self._show = operator, controller, file, show
         self.findings: List[Finding] = []
@@ -198,14 +186,14 @@ class RobotCheck:
         """Send what lets something move, of the state that is read now. Raises RobotError."""
         return self._operator.request(op, generation=self._next()["generation"], **arguments)
 
-    def _watch(self, seconds: float, client: Optional[Client] = None) -> List[Dict[str, Any]]:
+    def _watch(self, seconds: float, client: Optional[RobotClient] = None) -> List[Dict[str, Any]]:
         """States of so many seconds of the server's clock."""
         states = [self._next(client)]
         while states[-1]["moment"] - states[0]["moment"] < seconds:
             states.append(self._next(client))
         return states
 
-    def _next(self, client: Optional[Client] = None) -> Dict[str, Any]:
+    def _next(self, client: Optional[RobotClient] = None) -> Dict[str, Any]:
         state = (client or self._operator).next_state()
         if state["set_point"] is not None and state["q"] is not None:
             self._seen.append(state)
@@ -298,7 +286,7 @@ class RobotCheck:
             for joint in np.flatnonzero(np.abs(moved) > 1e-6).tolist():
                 self._jog(joint, moved[joint])
 
-    def _stream(self, controller: Client, start: np.ndarray) -> None:
+    def _stream(self, controller: RobotClient, start: np.ndarray) -> None:
         """Command the first joint slowly towards 2 degrees from `start`. Raises RobotError where the robot stops."""
         limits = self._file.profiles[CAUTIOUS].limits
         state = controller.next_state()
@@ -313,7 +301,9 @@ class RobotCheck:
             if state["state"] != "RUN":
                 raise RobotError(f"{state['state']}: {state['word']}")
 
-    def _waits_for(self, command: str, states: Sequence[str], name: str, controller: Optional[Client] = None) -> bool:
+    def _waits_for(
+        self, command: str, states: Sequence[str], name: str, controller: Optional[RobotClient] = None
+    ) -> bool:
         """Wait until an operator has brought the robot into one of these states; returns whether it is.
 
         A go is a person's: this program waits for it, and keeps the lease of `controller` that it is for.
@@ -339,7 +329,7 @@ class RobotCheck:
         """Stop the robot, as the operator."""
         self._operator.request("stop")
 
-    def reject(self, controller: Client) -> None:
+    def reject(self, controller: RobotClient) -> None:
         """Send commands that are out of order."""
         target = self._next()["set_point"]
         for _ in range(TRIES):

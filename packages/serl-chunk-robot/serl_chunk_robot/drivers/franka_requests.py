@@ -54,10 +54,7 @@ class Orders:
     """
 
     def __init__(self, http: Http, lock: float) -> None:
-        self.told, self.slow = (
-            AS_IT_IS,
-            False,
-        )  # what the gripper was told, and whether it is to close slowly
+        self.told, self.slow = AS_IT_IS, False  # what the gripper was told, and whether it is to close slowly
         self.fault = ""  # what failed; nothing is sent again
         self.clock: Callable[[], float] = lambda: 0.0
         self._http, self._lock = http, lock

@@ -132,11 +132,7 @@ def spec_fault(spec: DriverSpec) -> str:
         return "spec() needs finite numbers, low < high and velocities above 0"
     for name in ("acceleration", "jerk", "fastest", "home"):
         values = np.array(getattr(spec, name), np.float64)
-        if (
-            len(values) not in (0, len(low))
-            or not np.isfinite(values).all()
-            or (name != "home" and (values <= 0).any())
-        ):
+        if len(values) not in (0, len(low)) or not (np.isfinite(values) & ((name == "home") | (values > 0))).all():
             return f"{name} of spec() needs {len(low)} finite numbers" + (" above 0" if name != "home" else "")
     rate, tick, joints = RANGES["rate"], RANGES["tick"], ~np.isin(np.arange(len(low)), spec.grippers)
     if not tick.low <= spec.tick <= tick.high:
