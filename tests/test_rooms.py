@@ -67,7 +67,8 @@ RULE["main"] = {*RULE}
 RULE["__main__"] = {"main"}
 RULE["__init__"] = {*RULE} - {"main", "__main__", "cli"}
 ROBOT_RULE: dict[str, set[str]] = {  # the same of serl_chunk_robot, which imports nothing of serl_chunk
-    "__init__": set(),
+    "__init__": {"exports"},
+    "exports": set(),
     "errors": set(),
     "output": set(),
     "wire": {"errors"},
@@ -280,6 +281,9 @@ def test_exports_are_declared_for_both_readers():
     aliases = [alias for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names]
     assert all(alias.asname == alias.name for alias in aliases)
     assert {"make_agent", "load_experiment", "LearnerLink", "evaluate"} <= set(serl_chunk.__all__)
+    assert serl_chunk_robot.__all__ == [
+        "Camera", "Driver", "DriverSpec", "InputDevice", "Reading", "RobotClient", "open_robot",
+    ]  # fmt: skip
 
 
 BLOCKED = """

@@ -112,7 +112,6 @@ class ServerProcess:
                 self._history.popleft()
 
     def joints_at(self, moment: float) -> Optional[np.ndarray]:
-        """See `RobotClient.joints_at`."""
         if not self._history or moment < self._history[0][0]:
             return None
         after = next((k for k, (stamp, _) in enumerate(self._history) if stamp > moment), 0)

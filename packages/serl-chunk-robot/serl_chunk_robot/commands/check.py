@@ -13,19 +13,8 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 import numpy as np
 
 from serl_chunk_robot.client.client import RobotClient, RobotError
-from serl_chunk_robot.commands.diagnosis import (
-    FAIL,
-    OK,
-    SKIPPED,
-    Finding,
-    Joints,
-    Trace,
-    judge_answer,
-    judge_effort,
-    judge_rest,
-    judge_times,
-    remedy_of,
-)
+from serl_chunk_robot.commands import diagnosis
+from serl_chunk_robot.commands.diagnosis import FAIL, OK, SKIPPED, Finding, Joints, Trace, judge_rest, remedy_of
 from serl_chunk_robot.errors import ConfigError
 from serl_chunk_robot.robot_file.config import HAIR, RobotFile, checked, load_driver
 from serl_chunk_robot.robot_file.profiles import CAUTIOUS
@@ -66,12 +55,9 @@ class RobotCheck:
     """
 
     def __init__(
-        self,
-        operator: RobotClient,
-        controller: Callable[[], RobotClient],
-        file: RobotFile,
+        self, operator: RobotClient, controller: Callable[[], RobotClient], file: RobotFile,
         show: Callable[[str], None] = print,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._operator, self._controller, self._file, self._show = operator, controller, file, show
         self.findings: List[Finding] = []
         self._seen: List[Dict[str, Any]] = []  # states since the check began
@@ -89,7 +75,7 @@ class RobotCheck:
             self._limit()
             for joint in range(len(self._joints.low)):
                 (self._check_gripper if joint in self._joints.grippers else self._check_joint)(joint)
-            self._add(judge_effort(self._seen))
+            self._add(diagnosis.judge_effort(self._seen))
             if any(f.status == FAIL for f in self.findings if f.name.startswith(("joint", "gripper"))):
                 self._add(Finding("stops", SKIPPED, "not tried: joints do not answer as they are commanded"))
             else:
@@ -132,7 +118,7 @@ class RobotCheck:
         self._add(Finding("robot", OK, f"{last['state']}: {last['word']}"))
         standing = judge_rest(rest, self._joints)
         self._add(standing)
-        for finding in judge_times(states, self._file.rate or self._spec["rate"], self._spec["tick"]):
+        for finding in diagnosis.judge_times(states, self._file.rate or self._spec["rate"], self._spec["tick"]):
             self._add(finding)
         self._check_limits(rest.q[-1])
         if standing.status == FAIL:
@@ -186,15 +172,15 @@ class RobotCheck:
         """Send what lets something move, of the state that is read now. Raises RobotError."""
         return self._operator.request(op, generation=self._next()["generation"], **arguments)
 
-    def _watch(self, seconds: float, client: Optional[RobotClient] = None) -> List[Dict[str, Any]]:
+    def _watch(self, seconds: float) -> List[Dict[str, Any]]:
         """States of so many seconds of the server's clock."""
-        states = [self._next(client)]
+        states = [self._next()]
         while states[-1]["moment"] - states[0]["moment"] < seconds:
-            states.append(self._next(client))
+            states.append(self._next())
         return states
 
-    def _next(self, client: Optional[RobotClient] = None) -> Dict[str, Any]:
-        state = (client or self._operator).next_state()
+    def _next(self) -> Dict[str, Any]:
+        state = self._operator.next_state()
         if state["set_point"] is not None and state["q"] is not None:
             self._seen.append(state)
         return state
@@ -217,7 +203,7 @@ class RobotCheck:
         before = Trace.of(self._watch(REST))
         moving = self._jog(joint, angle)
         settling, after = self._watch(REST), self._watch(REST)
-        return judge_answer(joint, before, Trace.of([*moving, *settling]), Trace.of(after), self._joints)
+        return diagnosis.judge_answer(joint, before, Trace.of([*moving, *settling]), Trace.of(after), self._joints)
 
     def _check_joint(self, joint: int) -> None:
         self._show(f"moving joint {self._joints.name(joint)} by 2 degrees and back")
@@ -321,13 +307,9 @@ class RobotCheck:
         self._add(Finding(name, SKIPPED, f"not tried: no operator's {command} came"))
         return False
 
-    def hold(self) -> None:
-        """Hold the robot, as the operator."""
-        self._operator.request("hold")
-
-    def stop(self) -> None:
-        """Stop the robot, as the operator."""
-        self._operator.request("stop")
+    def calm(self, op: str) -> None:
+        """Stop or hold the robot, as the operator."""
+        self._operator.request(op)
 
     def reject(self, controller: RobotClient) -> None:
         """Send commands that are out of order."""
@@ -341,10 +323,10 @@ class RobotCheck:
 
 STOPS: Sequence[Stop] = (
     Stop("release", "released by", HOLD, lambda check, controller: controller.request("release")),
-    Stop("hold", "held by", HELD, lambda check, controller: check.hold()),
+    Stop("hold", "held by", HELD, lambda check, controller: check.calm("hold")),
     Stop("controller gone", "the controller is gone", HELD, lambda check, controller: controller.close()),
     Stop("lapse", "no valid command in time", HOLD, lambda check, controller: None),
-    Stop("stop", "stopped by", STOPPED, lambda check, controller: check.stop()),
+    Stop("stop", "stopped by", STOPPED, lambda check, controller: check.calm("stop")),
     Stop("silence", "no command for a second", STOPPED, lambda check, controller: None),
     Stop("rejected", "ten commands in a row", STOPPED, lambda check, controller: check.reject(controller)),
 )

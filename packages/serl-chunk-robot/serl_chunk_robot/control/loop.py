@@ -25,19 +25,7 @@ from serl_chunk_robot.safety.gate import Command, Gate
 from serl_chunk_robot.safety.limits import Limits
 from serl_chunk_robot.safety.measured import Measured, Sample
 from serl_chunk_robot.safety.motion import SetPoint, braked
-from serl_chunk_robot.safety.table import (
-    BRAKE,
-    HELD,
-    HOLD,
-    MOVE,
-    OPERATOR,
-    RUN,
-    SERVER,
-    STANDING,
-    STOPPED,
-    Machine,
-    Transition,
-)
+from serl_chunk_robot.safety.table import BRAKE, HELD, HOLD, MOVE, OPERATOR, RUN, SERVER, STOPPED, Machine, Transition
 from serl_chunk_robot.safety.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
@@ -140,7 +128,7 @@ class RobotLoop:
         state = self.machine.state
         if event == "clear" and (state, role) == (STOPPED, OPERATOR):
             self._check_clear()
-        elif state in STANDING and event in ("arm", "torque_off", "end") and self._measured.doubtful:
+        elif self.machine.standing and event in ("arm", "torque_off", "end") and self._measured.doubtful:
             raise Refused(f"{event}: the measured state cannot be trusted ({self._measured.reason})")
         elif state == HELD and event in ("arm", "reset"):
             raise Refused(f"{event}: {self.shown_hold(now)}")
@@ -316,7 +304,7 @@ class RobotLoop:
             goal = self._goal_of_motion(at, now, before)
         goal, relaxed = (None, False) if goal is None else self._grip.goal(goal)
         passed, factor, reason = at, 0.0, ""
-        if self.machine.state not in STANDING:
+        if not self.machine.standing:
             good = self._measured.good
             place, follows = (None, False) if goal is None else self._pursuit.place(at, goal)
             passed, factor, reason = self._gate.step(at, place, at.position if good is None else good.q)

@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Protocol, Se
 import numpy as np
 
 from serl_chunk_robot.drivers.aloha_gripper import Gripper, finger_at
-from serl_chunk_robot.drivers.base import SUPPORTED, DriverError, DriverSpec, Reading, sendable
+from serl_chunk_robot.drivers.base import SUPPORTED, DriverError, DriverSpec, Reading, equal_arms, sendable
 from serl_chunk_robot.drivers.stamps import StampMap, StopAnswer
 
 logger = logging.getLogger(__name__)
@@ -123,11 +123,10 @@ class AlohaArms:
         self._stop = StopAnswer()
 
     def spec(self) -> DriverSpec:
-        """Describe the robot; opens nothing."""
         n, size = len(self._arms), len(LOW)
         return DriverSpec(
-            "aloha " + " ".join(self._arms), LOW * n, HIGH * n, VELOCITY * n, tuple(range(size - 1, size * n, size)),
-            tuple((first, first + size) for first in range(0, size * n, size)), (("q", size * n),), rate=RATE,
+            "aloha " + " ".join(self._arms), LOW * n, HIGH * n, VELOCITY * n, *equal_arms(n, size), (("q", size * n),),
+            rate=RATE,
         )  # fmt: skip
 
     def connect(self, clock: Callable[[], float]) -> None:

@@ -73,6 +73,12 @@ class DriverError(Exception):
     """The robot does not do what it was asked for, in one sentence."""
 
 
+def equal_arms(count: int, size: int) -> Tuple[Tuple[int, ...], Tuple[Tuple[int, int], ...]]:
+    """Return the fields `grippers` and `arms` of arms with `size` numbers each, the last one of a gripper."""
+    firsts = range(0, size * count, size)
+    return tuple(first + size - 1 for first in firsts), tuple((first, first + size) for first in firsts)
+
+
 def sendable(target: np.ndarray, size: int) -> np.ndarray:
     """Return a set point as float64[size]. Raises DriverError for another shape, or a number that is not finite."""
     sent = np.array(target, np.float64)

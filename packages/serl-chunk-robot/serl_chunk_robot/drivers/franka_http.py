@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 
 import numpy as np
 
-from serl_chunk_robot.drivers.base import DriverError, DriverSpec, Reading, sendable
+from serl_chunk_robot.drivers.base import DriverError, DriverSpec, Reading, equal_arms, sendable
 from serl_chunk_robot.drivers.failures import Failures
 from serl_chunk_robot.drivers.franka_requests import CLOSED, DEFAULT_URL, FAILED, OPEN, TIMEOUT, Http, Orders, text
 from serl_chunk_robot.geometry.rotations import euler_of_matrix, euler_rates, matrix_of_quat, quat_of_euler, unwrapped
@@ -79,7 +79,6 @@ class FrankaHttp:
         self._stop: Optional[Tuple[int, List[int]]] = None  # level, and the rounds that answer it
 
     def spec(self) -> DriverSpec:
-        """Describe the arms; opens nothing."""
         n, low, high = len(self._arms), [], []  # type: Tuple[int, List[float], List[float]]
         for arm in self._arms:
             roll, _, yaw = arm.centre.tolist()
@@ -87,8 +86,7 @@ class FrankaHttp:
             high += [*REACH[1], roll + TURNS, PITCH, yaw + TURNS, OPEN]
         state = (("q", 7 * n), ("vel", 6 * n), ("force", 3 * n), ("torque", 3 * n), ("gripper", n))
         return DriverSpec(
-            "franka", tuple(low), tuple(high), VELOCITY * n, tuple(range(6, 7 * n, 7)),
-            tuple((k, k + 7) for k in range(0, 7 * n, 7)), state, rate=50.0, tick=0.1,
+            "franka", tuple(low), tuple(high), VELOCITY * n, *equal_arms(n, 7), state, rate=50.0, tick=0.1,
             acceleration=ACCELERATION * n, jerk=JERK * n, targets="poses",
             stop_outside="serl_chunk_robot.drivers.franka_requests:stop_outside",
         )  # fmt: skip

@@ -68,7 +68,7 @@ class _NextAction:
 
     def __init__(self) -> None:
         self._newest: Optional[Tuple[Dict[str, float], float]] = None  # and when it came
-        self._taken = self._newest
+        self._taken: Optional[Tuple[Dict[str, float], float]] = None
 
     def put(self, action: Dict[str, float], now: float) -> None:
         self._newest = action, now
@@ -142,7 +142,6 @@ class LeRobotArms:
         self._stop = StopAnswer()
 
     def spec(self) -> DriverSpec:
-        """Describe the robot; opens nothing."""
         return self._spec
 
     def connect(self, clock: Callable[[], float]) -> None:
@@ -274,8 +273,9 @@ class LeRobotArms:
         sent = self._robot.send_action(dict(action))
         for name, value in action.items():
             if not abs(sent[name] - value) <= OTHER:
-                self._failures.lasting = (f"{name}: LeRobot sent {sent[name]:.2f} instead of {value:.2f}. Remove "
-                                          "max_relative_target of its params: the profiles limit motion here")  # fmt: skip
+                what = f"LeRobot sent {sent[name]:.2f} instead of {value:.2f}"
+                self._failures.lasting = (f"{name}: {what}. Remove max_relative_target of its params: the profiles "
+                                          "limit motion here")  # fmt: skip
 
     def _look_at_torque(self) -> None:
         self._off = tuple(arm.prefix + motor for arm in self._arms for motor in lerobot_library.without_torque(arm))

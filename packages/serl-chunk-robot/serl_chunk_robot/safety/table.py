@@ -120,6 +120,10 @@ class Machine:
     def moving(self) -> bool:
         return self.state in (RUN, MOVE, BRAKE)
 
+    @property
+    def standing(self) -> bool:
+        return self.state in STANDING
+
     def apply(self, event: str, role: str = SERVER, *, by: str = "the server", detail: str = "") -> Transition:
         """Apply an event of a client with `role`. The state changes only where the table says so."""
         row = BY_EVENT.get((self.state, event))

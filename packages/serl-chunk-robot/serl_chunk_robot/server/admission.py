@@ -152,7 +152,6 @@ class Admission:
         self._socket.close()
 
     def _read(self) -> None:
-        """Read the folder if it changed."""
         self._looked_at = time.monotonic()
         seen = _look(self._folder)
         if seen == self._seen and not self._failed and time.time() - seen.newest > SETTLED:

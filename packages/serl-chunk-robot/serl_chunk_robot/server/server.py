@@ -164,7 +164,6 @@ class RobotServer:
         self._ending = by
 
     def close(self) -> None:
-        """Close the door. `run` does."""
         self._door.close()
 
     def _brake(self, now: float) -> None:
@@ -172,7 +171,6 @@ class RobotServer:
             self._event("hold", OPERATOR, self._ending, now)
 
     def _event(self, event: str, role: str, by: str, now: float) -> None:
-        """Apply an event where it is possible."""
         with contextlib.suppress(Refused):  # it stands, or brakes already
             self.loop.request(event, role, by, now)
 
