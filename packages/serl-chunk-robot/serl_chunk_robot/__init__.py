@@ -1,4 +1,4 @@
-"""The robot's side of serl_chunk, for PCs with Python 3.8 or newer. Names in `__init__.pyi` are imported on first use."""
+"""The robot's side of serl_chunk, for Python 3.8 or newer. Names in `__init__.pyi` are imported on first use."""
 
 from serl_chunk_robot.exports import exported
 

@@ -6,10 +6,13 @@ import argparse
 import socket
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, NoReturn, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Dict, NoReturn, Sequence
 
 from serl_chunk_robot import __version__
 from serl_chunk_robot.errors import ConfigError, SerlChunkError
+
+if TYPE_CHECKING:
+    from serl_chunk_robot.client.client import RobotClient
 
 DONE, FAILED, WRONG_USAGE = 0, 1, 2
 REQUESTS = {  # command -> what it does, for its help
@@ -196,24 +199,27 @@ def _new(arguments: argparse.Namespace, program: str) -> None:
     print(f"Fill in what {arguments.file} marks with FILL IN. Then:\n\n  {program} serve {arguments.file}")
 
 
+def _client(arguments: argparse.Namespace, robot: str, role: str) -> RobotClient:
+    from serl_chunk_robot.client.client import Keys, RobotClient
+
+    keys = None if arguments.keys is None else Keys.of_file(arguments.keys)
+    return RobotClient(robot, name=f"{arguments.command} of {socket.gethostname()}"[:64], role=role, keys=keys)
+
+
 def _check(arguments: argparse.Namespace) -> int:
     """Check the served robot of a file; returns the exit status. Raises ConfigError or RobotError."""
-    from serl_chunk_robot.client.client import Keys, RobotClient
     from serl_chunk_robot.commands.check import RobotCheck, outcome, write_report
     from serl_chunk_robot.robot_file.config import load
 
     file = load(arguments.file)
     robot = arguments.robot or f"127.0.0.1:{file.port}"
-    keys, name = None if arguments.keys is None else Keys.of_file(arguments.keys), f"check of {socket.gethostname()}"
     folder = arguments.out or arguments.file.resolve().parent
     if not folder.is_dir():
         raise ConfigError(f"{folder} is no folder", parameter="--out")
 
-    def controller() -> RobotClient:
-        return RobotClient(robot, name=name[:64], role="controller", keys=keys)
-
-    with RobotClient(robot, name=name[:64], role="operator", keys=keys) as operator:
-        check = RobotCheck(operator, controller, file, lambda line: print(line, flush=True))
+    with _client(arguments, robot, "operator") as operator:
+        check = RobotCheck(operator, lambda: _client(arguments, robot, "controller"), file,
+                           lambda line: print(line, flush=True))  # fmt: skip
         findings = check.run()
     text, ok = outcome(findings)
     try:
@@ -225,7 +231,6 @@ def _check(arguments: argparse.Namespace) -> int:
 
 def _teach(arguments: argparse.Namespace) -> None:
     """Write limits that are taught by hand. Raises ConfigError or RobotError."""
-    from serl_chunk_robot.client.client import Keys, RobotClient
     from serl_chunk_robot.commands.teach import extremes, taught, write_taught
     from serl_chunk_robot.robot_file.config import checked, load, load_driver
 
@@ -235,9 +240,8 @@ def _teach(arguments: argparse.Namespace) -> None:
     out = arguments.out or arguments.file.with_name(f"{arguments.file.stem}_taught.toml")
     if out.exists():
         raise ConfigError(f"{out} exists, and is not overwritten. Choose another name.", parameter="--out")
-    keys = None if arguments.keys is None else Keys.of_file(arguments.keys)
     spec = load_driver(file).spec()
-    with RobotClient(arguments.robot or f"127.0.0.1:{file.port}", name="teach", keys=keys) as client:
+    with _client(arguments, arguments.robot or f"127.0.0.1:{file.port}", "any") as client:
         low, high = extremes(client, arguments.seconds)
     low, high, still = taught(file, spec, low, high, arguments.margin)
     names = write_taught(file, spec, low, high, out)
@@ -252,14 +256,10 @@ def _teach(arguments: argparse.Namespace) -> None:
 
 def _request(arguments: argparse.Namespace) -> None:
     """Send a command's request and print what the robot does then. Raises ConfigError or RobotError."""
-    from serl_chunk_robot.client.client import Keys, RobotClient
     from serl_chunk_robot.commands import requests
 
     command = arguments.command
-    keys = None if arguments.keys is None else Keys.of_file(arguments.keys)
-    role = "any" if command in ("stop", "status") else "operator"
-    name = f"{command} of {socket.gethostname()}"[:64]
-    with RobotClient(arguments.robot, name=name, role=role, keys=keys) as client:
+    with _client(arguments, arguments.robot, "any" if command in ("stop", "status") else "operator") as client:
         generation = getattr(arguments, "generation", None)
         if command == "status":
             poses = client.hello()["spec"].get("targets") == "poses"

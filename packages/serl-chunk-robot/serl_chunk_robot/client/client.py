@@ -91,7 +91,6 @@ class ServerProcess:
         self._sent.clear()
 
     def sent(self, number: int) -> None:
-        """A command is sent now."""
         self._sent[number] = time.monotonic()
         if len(self._sent) > SENT:
             del self._sent[next(iter(self._sent))]

@@ -308,7 +308,6 @@ class RobotCheck:
         return False
 
     def calm(self, op: str) -> None:
-        """Stop or hold the robot, as the operator."""
         self._operator.request(op)
 
     def reject(self, controller: RobotClient) -> None:

@@ -89,7 +89,6 @@ class Joints(NamedTuple):
 
     @classmethod
     def of(cls, spec: Mapping[str, Any]) -> Joints:
-        """Read the spec of a server's hello."""
         low, high = np.array(spec["low"], np.float64), np.array(spec["high"], np.float64)
         arms = tuple((int(a), int(b)) for a, b in spec["arms"]) or ((0, len(low)),)
         return cls(low, high, tuple(int(j) for j in spec["grippers"]), arms)

@@ -10,7 +10,6 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 
 import numpy as np
 
-from serl_chunk_robot.control.grip import GripLimits
 from serl_chunk_robot.control.own_motion import Resistance
 from serl_chunk_robot.control.yielding import Yielding
 from serl_chunk_robot.drivers.base import Reading
@@ -150,7 +149,7 @@ class StepSequence(Yielding):
         self._glide: Optional[MinimumJerkMove] = None
         self._there: Optional[float] = None  # since when the robot is at a step's end
         self._proceed = False
-        relaxes = limits.grip.effort if isinstance(limits.grip, GripLimits) else np.full(len(start), np.inf)
+        relaxes = np.full(len(start), np.inf) if limits.grip is None else limits.grip.effort
         self._waited_for = np.isinf(relaxes)  # a gripper that may relax need not get to its goal
         place = np.array(start, np.float64)
         for name, step in steps:
@@ -313,7 +312,6 @@ def _check_jog(size: int, joint: int, angle: float) -> None:
 
 
 def _minimal_jerk(time: np.ndarray) -> np.ndarray:
-    """The share of the way at shares of the time."""
     return time**3 * (10 - 15 * time + 6 * time * time)
 
 

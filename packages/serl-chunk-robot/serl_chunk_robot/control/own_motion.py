@@ -54,7 +54,6 @@ class OwnMotion:
 
     @property
     def waiting(self) -> bool:
-        """Whether the motion waits for the operator."""
         return bool(getattr(self._motion, "waiting", False))
 
     def proceed(self) -> bool:

@@ -32,7 +32,6 @@ class EvdevDevice(PolledDevice):
 
     Args:
         device: a path, or part of the name of one link in /dev/input/by-id.
-        clock: the machine's monotonic clock, s.
 
     Raises:
         DeviceError: no library, no such device, no rights, or grabbed by another program.

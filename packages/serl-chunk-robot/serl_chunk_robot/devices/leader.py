@@ -88,7 +88,6 @@ class LeaderArms:
                 raise DeviceError(f"/{arm}/joint_states: {why}")
 
     def read(self) -> Sample:
-        """Return the newest reading. It never waits."""
         states = [self._states[arm] for arm in self._arms]
         stamp = min(at for _, at in states)
         sample = Sample(None, np.concatenate([joints for joints, _ in states]), (), stamp, True)

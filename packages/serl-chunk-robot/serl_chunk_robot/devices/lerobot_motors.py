@@ -61,7 +61,6 @@ class LeRobotMotors:
             arm.bus.enable_torque(num_retry=TRIES - 1)
 
     def move(self, joints: np.ndarray) -> None:
-        """Send a set point to all motors at once."""
         values = dict(zip(self._names, (joints / self._scale).tolist()))
         for arm in self._arms:
             arm.bus.sync_write("Goal_Position", {motor: values[arm.prefix + motor] for motor in arm.bus.motors})

@@ -50,7 +50,6 @@ class FakeArms:
         self._clock, self._moment = clock, clock()
 
     def read(self) -> Reading:
-        """Simulate up to the clock's moment and measure."""
         self.advance()
         goal = np.where(self._on, self.target, self._rest)
         dq = (goal - self.q) / np.where(self._on, self._lag, SINKS)

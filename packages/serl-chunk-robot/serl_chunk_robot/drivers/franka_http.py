@@ -251,7 +251,6 @@ class _Arm:
         self._http.close()
 
     def faults(self) -> List[str]:
-        """What is wrong, as sentences."""
         moves = f"{self._http.url}: a joint reset moves the arm" if self.resetting else ""
         return list(filter(None, (self._failures.lasting, self.orders.fault, self._failures.silent, moves)))
 
@@ -262,7 +261,6 @@ class _Arm:
             self._new.set()
 
     def stay(self) -> None:
-        """Aim at where the arm was measured."""
         self._target = self.states.newest.pose
         self._new.set()
 
@@ -317,7 +315,6 @@ class _Arm:
             self._watch(target)
 
     def _take_state(self) -> None:
-        """Raises what a request raises."""
         asked = self._clock()
         self.states.take(self._http.post("getstate"), asked)
 

@@ -64,7 +64,6 @@ class Orders:
         self._acted, self._ends, self._new = float("-inf"), False, threading.Event()
 
     def order(self, path: str, body: Any = None) -> None:
-        """Send a request next."""
         self._orders.append((path, body))
         self._new.set()
 
@@ -76,7 +75,6 @@ class Orders:
             self._new.set()
 
     def end(self) -> None:
-        """End `run`."""
         self._ends = True
         self._new.set()
 

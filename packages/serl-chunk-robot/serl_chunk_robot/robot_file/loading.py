@@ -84,7 +84,6 @@ def maker(source: Source, built_in: Mapping[str, str]) -> Callable[..., Any]:
 
 
 def _import(source: Source, built_in: Mapping[str, str]) -> Callable[..., Any]:
-    """The class or function that makes the driver."""
     place, _, name = source.driver.rpartition(":")
     if not place:
         if source.driver not in built_in:

@@ -124,7 +124,6 @@ class Admission:
 
     @property
     def public(self) -> str:
-        """The server's public key, Z85."""
         return self._pair.public
 
     def secure(self, s: zmq.Socket[bytes]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from pathlib import Path
@@ -77,18 +78,13 @@ def run(job: Job, watch: Watch) -> None:
     """Publish a camera's frames until the server ends. Raises what the camera raises."""
     camera = load_camera(job.source)
     spec = camera.spec()
-    publisher = FramePublisher(job, spec)
-    try:
+    with contextlib.closing(FramePublisher(job, spec)) as publisher:
         camera.open(monotonic)
         logger.info("camera open: name=%s size=%dx%d", job.name, spec.width, spec.height)
-        try:
+        with contextlib.closing(camera):
             while not watch.ended.is_set():
                 watch.read()
                 publisher.publish(camera.read())
-        finally:
-            camera.close()
-    finally:
-        publisher.close()
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ the server's loop.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import signal
@@ -88,22 +89,17 @@ def opened(source: Source) -> InputDevice:
 
 def run(job: Job, watch: Watch) -> None:
     """Publish a device's readings until the server ends. Raises what the device raises."""
-    publisher = ReadingPublisher(job)
-    try:
+    with contextlib.closing(ReadingPublisher(job)) as publisher:
         device = opened(job.source)
         logger.info("device open: name=%s device=%s", job.name, device.name)
         keys, pedals = getattr(device, "keys", list), getattr(device, "pedals", ())
         drive = getattr(device, "drive", None)
-        try:
+        with contextlib.closing(device):  # which takes the torque of a leader that is driven
             while not watch.ended.wait(PERIOD):
                 watch.read()
                 if drive is not None and job.permits >= 0:
                     take_permits(job.permits, drive)
                 publisher.publish(device.read(), keys(), pedals)
-        finally:
-            device.close()  # which takes the torque of a leader that is driven
-    finally:
-        publisher.close()
 
 
 if __name__ == "__main__":

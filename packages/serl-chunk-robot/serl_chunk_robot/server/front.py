@@ -79,7 +79,6 @@ class LoopWatch:
         return silent
 
     def known(self) -> Dict[str, Any]:
-        """Return the newest state."""
         if self._decoded is not self.state:
             self._decoded = self.state
             with contextlib.suppress(WireError):

@@ -56,9 +56,8 @@ def made(job: Job) -> Front:
     patience, server, ends = max(PATIENCE, PASSES * job.dt), os.getppid(), monotonic() + BIND_WITHIN
     while True:
         try:
-            return Front(
-                link, address, patience=patience, stop_outside=_stop_of(job), end_loop=partial(_kill, server)
-            )  # fmt: skip
+            end_loop = partial(_kill, server)
+            return Front(link, address, patience=patience, stop_outside=_stop_of(job), end_loop=end_loop)
         except ConfigError:
             if monotonic() > ends:
                 raise

@@ -75,7 +75,6 @@ class Processes:
         self._waker.close()
 
     def pids(self) -> List[int]:
-        """The processes that run."""
         return [each.process.pid for each in self._processes if each.process is not None]
 
     def _supervise(self) -> None:

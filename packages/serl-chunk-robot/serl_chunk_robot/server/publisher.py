@@ -45,12 +45,11 @@ class Publisher:
         """
         self._more = self._more if more is None else more
         own = {
-            **self._names, **self._more, "pass": self._passes, "late": self._lateness, "moment": status.moment,
-            "state": status.state, "word": codec.shown(status.word), "generation": status.generation,
-            "set_point": status.set_point, "number": status.number, "factor": status.factor, "reason": status.reason,
-            "answered": status.answered, "motion": status.motion, "done": status.done, "since": status.since,
+            **self._names, **self._more, "pass": self._passes, "late": self._lateness, **status._asdict(),
+            "word": codec.shown(status.word),
             "held": None if status.held is None else {"by": codec.shown(status.held[0]), "since": status.held[1]},
         }  # fmt: skip
+        del own["reading"]
         nothing: Dict[str, Any] = {"q": None, "dq": None, "effort": None, "stamp": None, "extra": {}, "events": [],
                                    "torque": None}  # fmt: skip
         try:
