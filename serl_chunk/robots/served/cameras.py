@@ -49,7 +49,6 @@ class ServedCameras:
                 self._client.newest_picture(name)  # subscribes
 
     def begin(self) -> None:
-        """An episode begins."""
         self._unseen_since = self._reminded = 0.0
 
     def look(self) -> str:

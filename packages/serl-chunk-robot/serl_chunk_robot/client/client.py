@@ -76,7 +76,6 @@ class ServerProcess:
         self._history: Deque[Tuple[float, np.ndarray]] = deque()  # stamps of states and their joints, float64[J]
 
     def hear(self, moment: float) -> None:
-        """A message of `moment` was read just now."""
         self.moment, self._heard = moment, time.monotonic()
 
     def age(self) -> Dict[str, float]:
@@ -369,13 +368,8 @@ def _picture(frame: codec.Frame, camera: str) -> Optional[Picture]:
     """The picture in a message of this camera; None where it is none, or another camera's."""
     values = _decoded(frame, MAX_PICTURE)
     image = values.get("image")
-    if (
-        values.get("camera") != camera
-        or not isinstance(image, np.ndarray)
-        or image.dtype != np.uint8
-        or image.ndim != 3
-        or image.shape[2] != 3
-    ):
+    shaped = isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3
+    if values.get("camera") != camera or not shaped:
         return None
     try:
         return Picture(image, int(values["number"]), float(values["moment"]), float(values["changed"]))

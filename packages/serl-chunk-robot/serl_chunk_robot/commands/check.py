@@ -58,7 +58,7 @@ class RobotCheck:
         self, operator: RobotClient, controller: Callable[[], RobotClient], file: RobotFile,
         show: Callable[[str], None] = print,
     ) -> None:  # fmt: skip
-        self._operator, self._controller, self._file, self._show = operator, controller, file, show
+        self.operator, self._controller, self._file, self._show = operator, controller, file, show
         self.findings: List[Finding] = []
         self._seen: List[Dict[str, Any]] = []  # states since the check began
         self._spec: Dict[str, Any] = {}
@@ -66,7 +66,7 @@ class RobotCheck:
 
     def run(self) -> List[Finding]:
         """Run every part that the robot's state allows. Raises RobotError where no server answers."""
-        hello = self._operator.hello()
+        hello = self.operator.hello()
         self._spec = hello["spec"]
         self._joints = Joints.of(self._spec)
         try:
@@ -170,7 +170,7 @@ class RobotCheck:
 
     def _request(self, op: str, **arguments: Any) -> Dict[str, Any]:
         """Send what lets something move, of the state that is read now. Raises RobotError."""
-        return self._operator.request(op, generation=self._next()["generation"], **arguments)
+        return self.operator.request(op, generation=self._next()["generation"], **arguments)
 
     def _watch(self, seconds: float) -> List[Dict[str, Any]]:
         """States of so many seconds of the server's clock."""
@@ -180,7 +180,7 @@ class RobotCheck:
         return states
 
     def _next(self) -> Dict[str, Any]:
-        state = self._operator.next_state()
+        state = self.operator.next_state()
         if state["set_point"] is not None and state["q"] is not None:
             self._seen.append(state)
         return state
@@ -307,9 +307,6 @@ class RobotCheck:
         self._add(Finding(name, SKIPPED, f"not tried: no operator's {command} came"))
         return False
 
-    def calm(self, op: str) -> None:
-        self._operator.request(op)
-
     def reject(self, controller: RobotClient) -> None:
         """Send commands that are out of order."""
         target = self._next()["set_point"]
@@ -322,10 +319,10 @@ class RobotCheck:
 
 STOPS: Sequence[Stop] = (
     Stop("release", "released by", HOLD, lambda check, controller: controller.request("release")),
-    Stop("hold", "held by", HELD, lambda check, controller: check.calm("hold")),
+    Stop("hold", "held by", HELD, lambda check, controller: check.operator.request("hold")),
     Stop("controller gone", "the controller is gone", HELD, lambda check, controller: controller.close()),
     Stop("lapse", "no valid command in time", HOLD, lambda check, controller: None),
-    Stop("stop", "stopped by", STOPPED, lambda check, controller: check.calm("stop")),
+    Stop("stop", "stopped by", STOPPED, lambda check, controller: check.operator.request("stop")),
     Stop("silence", "no command for a second", STOPPED, lambda check, controller: None),
     Stop("rejected", "ten commands in a row", STOPPED, lambda check, controller: check.reject(controller)),
 )

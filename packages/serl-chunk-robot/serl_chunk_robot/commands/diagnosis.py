@@ -221,9 +221,8 @@ def judge_times(states: Sequence[Mapping[str, Any]], rate: float, tick: float) -
                 {"passes_per_s": passes, **late})
     ]  # fmt: skip
     if passes < 0.8 * rate:
-        out[0] = out[0]._replace(
-            status=FAIL, remedy="End other programs on that computer, or lower `rate` in the file."
-        )
+        slow = "End other programs on that computer, or lower `rate` in the file."
+        out[0] = out[0]._replace(status=FAIL, remedy=slow)
     elif late["p99"] > 0.01:
         out[0] = out[0]._replace(status=WARNING, remedy="Give the server real-time priority (its log has the line).")
     fresh = len(np.unique(trace.stamp)) / seconds

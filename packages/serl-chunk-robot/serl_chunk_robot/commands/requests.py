@@ -80,13 +80,6 @@ def shown(name: str, state: Dict[str, Any]) -> str:
     return f"{name}  {state['state']}{held}: {state['word']} ({_ago(seconds)}, generation {state['generation']})"
 
 
-def say_held(name: str, reply: Dict[str, Any], held: Optional[Dict[str, Any]]) -> str:
-    """Return what to print after a request, with what to do where the robot is HELD."""
-    if held:
-        return f"{name}: held by {held['by']}. Run `serl-chunk robot go`."
-    return f"{reply['state']}: {reply['word']}"
-
-
 def send_moving(
     client: RobotClient, command: str, arguments: Dict[str, Any], generation: Optional[int] = None,
     ask: Optional[Ask] = None,
@@ -97,7 +90,9 @@ def send_moving(
         arguments = {"controller": state["controller"], "process": state["process"]}
     reply = client.request(command.replace("-", "_"), generation=state["generation"], **arguments)
     after = client.next_state()
-    return say_held(state["robot"], reply, after["held"] if after["generation"] == reply["generation"] else None)
+    if after["held"] and after["generation"] == reply["generation"]:
+        return f"{state['robot']}: held by {after['held']['by']}. Run `serl-chunk robot go`."
+    return f"{reply['state']}: {reply['word']}"
 
 
 def send_calming(client: RobotClient, command: str) -> str:

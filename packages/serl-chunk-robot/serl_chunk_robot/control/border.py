@@ -107,7 +107,6 @@ class DriverStop:
         return self._pending is None
 
     def begin(self, now: float, why: str) -> None:
-        """Report a stop from now on; one that has not been answered goes on."""
         self._pending = self._pending or (now, 0, why)
 
     def forget(self) -> None:

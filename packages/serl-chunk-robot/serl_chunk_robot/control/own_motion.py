@@ -57,7 +57,6 @@ class OwnMotion:
         return bool(getattr(self._motion, "waiting", False))
 
     def proceed(self) -> bool:
-        """End a wait for the operator. False: the motion does not wait."""
         proceed = getattr(self._motion, "proceed", None)
         return proceed is not None and bool(proceed())
 

@@ -83,7 +83,6 @@ class Commands:
         self._due = 0.0  # when the arms are to be at the set point: seconds of passes since the first
 
     def begin(self, now: float) -> None:
-        """A controller has armed: its numbers begin anew."""
         self._gate.begin()
         self.number = -1
         self._watchdog.armed(now)

@@ -48,11 +48,7 @@ class EvdevDevice(PolledDevice):
 
     def keys(self) -> List[KeyEvent]:
         """Return the events of named keys since the last call, oldest first."""
-        events = []
-        with contextlib.suppress(IndexError):
-            while True:
-                events.append(self._events.popleft())
-        return events
+        return [self._events.popleft() for _ in range(len(self._events))]
 
     def _names(self) -> Mapping[int, str]:
         """Return code -> name of the keys whose events `keys` returns."""

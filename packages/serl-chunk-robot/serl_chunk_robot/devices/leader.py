@@ -28,9 +28,6 @@ def leaders_ros1(
     Args:
         arms: names of the leaders' nodes.
         gripper_closed, gripper_open: angles of a leader gripper's motor, rad.
-
-    Raises:
-        DeviceError: as `LeaderArms`.
     """
     return LeaderArms(Ros1(), arms, Gripper(gripper_closed, gripper_open))
 

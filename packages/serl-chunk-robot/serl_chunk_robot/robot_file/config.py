@@ -309,7 +309,7 @@ def _read_step(table: Table, spec: DriverSpec, joints: np.ndarray, chains: Optio
     if not isinstance(table.values.get("random"), list):
         random[~joints] = 0.0  # one number is not for grippers
     widths = np.array(spec.high, np.float64) - np.array(spec.low, np.float64)
-    check_relative(table, "random", random, spec, {"range": widths}, np.ones(size, bool))
+    check_relative(table, "random", random, spec, {"range": widths})
     waits, stands = _read_wait(table)
     new_object = table.flag("new_object", False)
     every = 0 if new_object and "every" not in table.values else table.whole("every", 1, *RANGES["every"])

@@ -42,7 +42,7 @@ def open_robot(path: Union[str, Path]) -> ContextManager[Driver]:
 
 @contextlib.contextmanager
 def opened(file: RobotFile) -> Iterator[Driver]:
-    """See `open_robot`."""
+    """Open the robot of a file that was read; see `open_robot`."""
     with claimed(file.name, state_folder()):
         robot = load_driver(file)
         spec = robot.spec()

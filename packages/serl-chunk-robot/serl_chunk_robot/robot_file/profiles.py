@@ -78,7 +78,7 @@ def read_profiles(table: Table, spec: DriverSpec, chains: object, rate: Optional
         for key in (*RATES, "following", "first", "overspeed"):
             if key in of.values:
                 values = rates[key] if key in RATES else getattr(limits, key)
-                check_relative(of, key, values, spec, can, np.ones(len(values), bool))
+                check_relative(of, key, values, spec, can)
         check_braking(of, *limits.rates, spec.grippers)
         return limits
 
@@ -139,10 +139,8 @@ def _read_grip(table: Table, base: Limits, grippers: List[int]) -> Optional[Grip
         key = next(key for key in GRIP if key in table.values)
         raise table.wrong(key, "no such key: the driver has no gripper")
     grip = base.grip or GripLimits(np.full(len(base.low), np.inf))
-    given, effort = (
-        table.numbers("grip_effort", len(grippers), sign=1, within=RANGES["grip_effort"]),
-        grip.effort.copy(),
-    )
+    given = table.numbers("grip_effort", len(grippers), sign=1, within=RANGES["grip_effort"])
+    effort = grip.effort.copy()
     if given is not None:
         effort[grippers] = given
     elif base.grip is None:

@@ -39,8 +39,7 @@ class Request(NamedTuple):
     waited: float = 0.0  # s that it lay here
 
     def packed(self) -> bytes:
-        packed: bytes = msgpack.packb(self[:-1])
-        return packed
+        return bytes(msgpack.packb(self[:-1]))
 
 
 class Reply(NamedTuple):
@@ -51,8 +50,7 @@ class Reply(NamedTuple):
     body: bytes
 
     def packed(self) -> bytes:
-        packed: bytes = msgpack.packb(tuple(self))
-        return packed
+        return bytes(msgpack.packb(tuple(self)))
 
 
 class Door:

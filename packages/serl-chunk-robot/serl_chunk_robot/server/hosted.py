@@ -20,11 +20,7 @@ class Job(NamedTuple):
     """What a process is to open and to publish; plain values, as JSON has them."""
 
     outlets: Sequence[Tuple[str, int, Sequence[Any]]]  # name, port and, of a camera, fields of a View
-    file: str  # robot.toml
-    driver: str
-    options: Dict[str, Any]
-    key: str  # see loading.Source
-    table: str
+    of_file: Sequence[Any]  # fields of a loading.Source, its path as a text
     host: str
     keys: Optional[str]  # folder
     run: str  # of the server's process
@@ -36,9 +32,8 @@ class Job(NamedTuple):
         cls, outlets: Sequence[Tuple[str, int, Sequence[Any]]], source: Source, host: str, keys: Optional[Path],
         run: str,
     ) -> Job:  # fmt: skip
-        """Make the job of one camera or device. Arguments as the fields; `keys` is the folder of those let in."""
-        return cls(outlets, str(source.path), source.driver, source.options, source.key, source.table, host,
-                   None if keys is None else str(keys), run)  # fmt: skip
+        """Make the job of one camera or device. Arguments as the fields."""
+        return cls(outlets, [str(source.path), *source[1:]], host, None if keys is None else str(keys), run)
 
     @property
     def name(self) -> str:
@@ -47,7 +42,7 @@ class Job(NamedTuple):
 
     @property
     def source(self) -> Source:
-        return Source(Path(self.file), self.driver, self.options, self.key, self.table)
+        return Source(Path(self.of_file[0]), *self.of_file[1:])
 
 
 class Outlets:

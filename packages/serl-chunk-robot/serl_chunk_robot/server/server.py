@@ -58,7 +58,7 @@ class Inbox:
         self._command: Optional[Tuple[Command, float]] = None  # the newest, and when it came
 
     def put(self, command: Command, now: float) -> bool:
-        """Keep a command; returns whether it overtook one that waited."""
+        """Keep a command; returns whether it overtook one."""
         overtook = self._command is not None
         self._command, self.came = (command, now), (command.number, now)
         return overtook
