@@ -368,8 +368,9 @@ def _picture(frame: codec.Frame, camera: str) -> Optional[Picture]:
     """The picture in a message of this camera; None where it is none, or another camera's."""
     values = _decoded(frame, MAX_PICTURE)
     image = values.get("image")
-    shaped = isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3
-    if values.get("camera") != camera or not shaped:
+    if values.get("camera") != camera or not isinstance(image, np.ndarray) or image.dtype != np.uint8:
+        return None
+    if image.ndim != 3 or image.shape[2] != 3:
         return None
     try:
         return Picture(image, int(values["number"]), float(values["moment"]), float(values["changed"]))
