@@ -55,7 +55,9 @@ def main(argv: Sequence[str] | None = None, program: str = "serl-chunk-robot") -
     try:
         arguments = parser.parse_args(argv)
         if arguments.command == "serve":
-            _serve(arguments)
+            from serl_chunk_robot.server.serve import serve
+
+            serve(arguments.file, arguments.driver)
         elif arguments.command == "keys":
             _keys(arguments, program)
         elif arguments.command == "new":
@@ -153,12 +155,6 @@ def _add_first_day(add: Callable[[str, str], argparse.ArgumentParser]) -> None:
         _add_address(command, "")
     for name, what in READING.items():
         add(name, what).add_argument("rest", nargs="*")
-
-
-def _serve(arguments: argparse.Namespace) -> None:
-    from serl_chunk_robot.server.serve import serve
-
-    serve(arguments.file, arguments.driver)
 
 
 def _keys(arguments: argparse.Namespace, program: str) -> None:

@@ -99,7 +99,6 @@ class ServerProcess:
         self.clock.exchanged(sent, self.moment, self._heard)
 
     def published(self, state: Dict[str, Any]) -> None:
-        """The message that was heard last is this state."""
         self.clock.came(self.moment, self._heard)
         number, came = state.get("came") or (-1, 0.0)
         if came >= self._armed and number in self._sent:

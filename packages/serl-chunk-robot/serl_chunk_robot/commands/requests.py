@@ -76,8 +76,9 @@ def agreed(
 def shown(name: str, state: Dict[str, Any]) -> str:
     """Return a line of what the robot does, who brought that about, and since when."""
     seconds = max(state["moment"] - state["since"], 0.0)
+    ago = f"for {seconds:.0f} s" if seconds < 120 else f"for {seconds / 60:.0f} min"
     held = f", held by {state['held']['by']}" if state["held"] else ""
-    return f"{name}  {state['state']}{held}: {state['word']} ({_ago(seconds)}, generation {state['generation']})"
+    return f"{name}  {state['state']}{held}: {state['word']} ({ago}, generation {state['generation']})"
 
 
 def send_moving(
@@ -145,7 +146,3 @@ def history(client: RobotClient) -> List[str]:
         f"{entry['time']}  {entry['op']:5}  {entry['by']} at {entry['address']}, generation {entry['generation']}"
         for entry in entries
     ] or ["nothing is known of before"]
-
-
-def _ago(seconds: float) -> str:
-    return f"for {seconds:.0f} s" if seconds < 120 else f"for {seconds / 60:.0f} min"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 import numpy as np
 
@@ -41,8 +41,8 @@ def extremes(client: RobotClient, seconds: float, show: Callable[[str], None] = 
                              "move the arms more slowly.")  # fmt: skip
         if state["moment"] - shown > SHOWN:
             shown = state["moment"]
-            left = [j for j in range(len(low)) if high[j] - low[j] < LEAST]
-            show(f"{seconds - (shown - began):.0f} s left; joints that hardly moved: {_listed(left)}")
+            left = ", ".join(str(j) for j in range(len(low)) if high[j] - low[j] < LEAST) or "none"
+            show(f"{seconds - (shown - began):.0f} s left; joints that hardly moved: {left}")
     return low, high
 
 
@@ -121,7 +121,3 @@ def _with_limits(text: str, path: Path, name: str, low: np.ndarray, high: np.nda
 
 def _numbers(values: np.ndarray) -> str:
     return "[{}]".format(", ".join(f"{x:.4f}" for x in values))
-
-
-def _listed(joints: Sequence[int]) -> str:
-    return ", ".join(map(str, joints)) or "none"

@@ -22,7 +22,6 @@ class Motion(Protocol):
 
     def goal(self, at: SetPoint, reading: Reading, now: float) -> Optional[np.ndarray]:
         """The next goal, float64[J]; None once the motion is done, and then at every call. Raises Resistance."""
-        ...
 
 
 class OwnMotion:

@@ -70,11 +70,9 @@ class InputDevice(Protocol):
 
     def read(self) -> Sample:
         """Return the newest reading. It never waits."""
-        ...
 
     def close(self) -> None:
         """Close the device. Readings are not alive from then on."""
-        ...
 
 
 def lifeless(sample: Sample) -> Sample:

@@ -24,8 +24,7 @@ STRAIGHT = 0.01  # m, from the line in between
 def pose_frame(pose: np.ndarray) -> np.ndarray:
     """The frame, float64[4, 4], of x, y, z (m) and turns about the world's x, y and z (rad), in this order."""
     frame = np.eye(4)
-    frame[:3, :3] = matrix_of_euler(pose[3:])
-    frame[:3, 3] = pose[:3]
+    frame[:3, :3], frame[:3, 3] = matrix_of_euler(pose[3:]), pose[:3]
     return frame
 
 

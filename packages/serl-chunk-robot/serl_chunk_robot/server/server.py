@@ -125,7 +125,8 @@ class RobotServer:
                 now = self._clock()
                 if self._ending:
                     gives_up = gives_up or now + END_WITHIN
-                    self._brake(now)
+                    if self.loop.machine.state in (RUN, MOVE):
+                        self._event("hold", OPERATOR, self._ending, now)
                     if not self.loop.machine.moving or now > gives_up:
                         return
                 # A late pass moves no deadline, and those that it missed are left out.
@@ -165,10 +166,6 @@ class RobotServer:
 
     def close(self) -> None:
         self._door.close()
-
-    def _brake(self, now: float) -> None:
-        if self.loop.machine.state in (RUN, MOVE):
-            self._event("hold", OPERATOR, self._ending, now)
 
     def _event(self, event: str, role: str, by: str, now: float) -> None:
         with contextlib.suppress(Refused):  # it stands, or brakes already
