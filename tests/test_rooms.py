@@ -205,6 +205,7 @@ def test_simulators_are_imported_by_extras_alone():
 LONGEST = 600  # lines of a product file
 SHORTEST = 60  # lines of one that a single module imports; a shorter one makes its reader open two files for one idea
 SHORT_WITH_REASON: dict[str, str] = {  # path -> why it stands alone
+    "packages/serl-chunk-robot/serl_chunk_robot/control/grip.py": "grips, apart from the loop, which is long",
     "serl_chunk/operator/leader_alignment.py": "what an episode waits for, apart from the operator, which is long",
     "serl_chunk/operator/obstacles.py": "words on a robot's state, apart from the operator, which is long",
     "serl_chunk/robots/aloha.py": "loaded by name, as the specification of each other robot is",
