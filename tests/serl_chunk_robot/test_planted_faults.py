@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import planted_faults
 import pytest
-from planted_faults import Plant, around, put
+from planted_faults import Plant, around, both, put
 from robot_interleavings import interleave
 from robot_socket_interleavings import interleave_sockets
 
-from serl_chunk_robot.control import loop
+from serl_chunk_robot.control import border, loop
+from serl_chunk_robot.control.border import DriverStop
 from serl_chunk_robot.control.loop import RobotLoop
 from serl_chunk_robot.safety import gate, measured, table, watchdog
 from serl_chunk_robot.safety.gate import Gate
@@ -99,7 +100,7 @@ def each_joint_alone(method: Any, self: Gate, at: SetPoint, goal: Any, q: np.nda
 def unsent_counts(method: Any, self: RobotLoop, at: SetPoint, *args: Any) -> Any:
     out = method(self, at, *args)
     if self._unsent is not None and self._at is at:
-        self._at = at.to(at.position + at.velocity * self._dt, self._dt)
+        self._at = at.to(at.position + at.velocity * self._gate.dt, self._gate.dt)
     return out
 
 
@@ -167,8 +168,8 @@ FAULTS: dict[str, Plant] = {
     "torque of an arm is not checked": around(RobotLoop, "_read", no_torque_check),
     "a set point that the driver did not take counts": around(RobotLoop, "_move", unsent_counts),
     "a pass after a gap goes on": put(loop, "GAP", 1e9),
-    "a driver that does not answer is left alone": put(loop, "ANSWER", 1e9),
-    "a driver is not told of stops": around(RobotLoop, "_answer", lambda method, self, now: None),
+    "a driver that does not answer is left alone": both(put(loop, "ANSWER", 1e9), put(border, "ANSWER", 1e9)),
+    "a driver is not told of stops": around(DriverStop, "report", lambda method, self, now: None),
     "overspeed is not checked": around(
         Gate, "__init__", lambda method, self, limits, *args: method(self, limits._replace(overspeed=np.inf), *args)
     ),

@@ -245,7 +245,6 @@ class Served:
             rig.driver,
             Gate(limits, DT),
             measured=measured,
-            dt=DT,
             tick=DT,
             clock=time.monotonic,
             needs_go=False,  # not about consent

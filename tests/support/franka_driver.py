@@ -57,7 +57,7 @@ class Loop:
         first = np.where(np.isin(np.arange(7), spec.grippers), 1.0, 0.3)
         measured = Measured(*(np.array(x) for x in (spec.low, spec.high, spec.velocity)))
         gate = Gate(limits._replace(first=first), DT)
-        self.loop = RobotLoop(driver, gate, measured=measured, dt=DT, tick=spec.tick, clock=clock, needs_go=False)
+        self.loop = RobotLoop(driver, gate, measured=measured, tick=spec.tick, clock=clock, needs_go=False)
         self.slowest, self.number = 0.0, 0
 
     def run(self, passes: int, fresh: bool = True) -> Status:

@@ -10,6 +10,7 @@ from pathlib import Path
 from robot_served import HERE
 
 from serl_chunk_robot.devices.base import KeyEvent, Sample
+from serl_chunk_robot.robot_file.loading import Source
 from serl_chunk_robot.server.device_process import Job, ReadingPublisher
 
 
@@ -27,8 +28,8 @@ class HostedDevice:
         self.sample, self.silent, self.late, self._ahead = sample, False, 0.0, ahead
         self.pedals: tuple[str, ...] = ()
         self._keys: deque[KeyEvent] = deque()
-        folder = None if keys is None else str(keys)
-        job = Job(name, port, "robot.toml", "fake", {}, "device[0].driver", "device[0]", HERE, folder, run)
+        source = Source(Path("robot.toml"), "fake", {}, "device[0].driver", "device[0]")
+        job = Job.of([(name, port, ())], source, HERE, keys, run)
         self._publisher = ReadingPublisher(job, self._clock)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)

@@ -21,6 +21,7 @@ from serl_chunk_robot.client.client import RobotError
 from serl_chunk_robot.commands import requests
 from serl_chunk_robot.control.border import Border, checked
 from serl_chunk_robot.control.loop import RobotLoop
+from serl_chunk_robot.control.own_motion import OwnMotion
 from serl_chunk_robot.control.yielding import Yielding
 from serl_chunk_robot.drivers.base import DriverError
 from serl_chunk_robot.safety.table import Machine
@@ -127,9 +128,10 @@ def any_reply(client: Any, op: str, arguments: dict[str, Any]) -> dict[str, Any]
         return {"state": "STOPPED"}
 
 
-RUNS = 'getattr(self._motion, "pressing", "") and event not in ("standing", "effort")'
-FORGETS = "self._track = self._motion = self._ends = None"  # in RobotLoop._apply
-NOTES = "self._ends, self._ended_at = None"  # in RobotLoop.request
+RUNS = 'self.motion.pressing and event not in ("standing", "effort")'
+FORGETS = "self.motion.drop()"  # in RobotLoop._apply
+DROPS = "self._motion = self.ends = None"  # in OwnMotion.drop
+NOTES = "self._motion, self.ends, self._ended_at = motion, ends, None"  # in OwnMotion.begin
 STOP = "stop = self.peers.stop(waiting) if request.stop"  # in Front._take
 STANDS = "SetPoint.standing(self._at.position)"  # in RobotLoop.run_pass
 CHECKS = "self.loop.check_generation("  # in RobotServer._check_generation
@@ -223,7 +225,7 @@ FAULTS: dict[str, Fault] = {
                         edited(RobotServer, "run", ("except BaseException", "except Exception"))),
         (f"{EVIL}[a command exits]",)),
     "a stop that was not confirmed is forgotten": Fault(
-        "drivers", edited(Front, "_take", (STOP, f"{STOP} and not self._stalled")),
+        "drivers", edited(Front, "_take", (STOP, f"{STOP} and not self.loop.stalled")),
         ("system/test_process_hanging_driver.py::"
          "test_a_driver_that_hangs_is_noticed_and_the_server_can_be_ended[sleep]",)),
     "the console takes 'not confirmed' for a confirmation": Fault(
@@ -243,24 +245,24 @@ FAULTS: dict[str, Fault] = {
         "contact", edited(Yielding, "_loads", (f"np.abs({LOADS})", LOADS)), (f"{BACK}[reset-3.2-0.5--1]",)),
     "a stop during letting go waits for its end": Fault(
         "contact", both(
-            edited(RobotLoop, "_move", ("== MOVE:", "== MOVE or self._motion is not None:")),
-            edited(RobotLoop, "_apply", (FORGETS, (
-                f"self._track = self._ends = None\n        self._motion = self._motion if {RUNS} else None"))),
+            edited(RobotLoop, "_move", ("== MOVE:", "== MOVE or self.motion._motion is not None:")),
+            edited(RobotLoop, "_apply", (FORGETS, f"if not ({RUNS}):\n            {FORGETS}")),
             edited(RobotLoop, "_goal_of_motion",
-                   ('self._apply("effort"', 'self._motion = None\n        self._apply("effort"'),
+                   ('self._apply("effort"', 'self.motion.drop()\n        self._apply("effort"'),
                    ("if pressing:", "if pressing and self.machine.state == MOVE:"),
                    ("at.stands:", "at.stands and self.machine.state == MOVE:"))),
         (f"{ROBOT}control/test_yielding.py::test_a_person_ends_the_way_back",)),
     "a motion that was held counts as done": Fault(
         "end", edited(RobotLoop, "_apply", (FORGETS, (
-            f"if (state, done.row.next) == (MOVE, BRAKE):\n            self.done = self.motion\n        {FORGETS}"))),
+            "if (state, done.row.next) == (MOVE, BRAKE):\n            self.motion.done = self.motion.number\n"
+            f"        {FORGETS}"))),
         (ENDED,)),
     "the pose before torque off is that of the set point": Fault(
-        "end", edited(RobotLoop, "_apart", ("np.abs(good.q - ", "np.abs(self._at.position - ")),
+        "end", edited(OwnMotion, "apart", ("good.q - self.ends[1]", "0 * good.q")),
         (f"{MOTIONS}torque_goes_off_where_the_arms_are_measured_in_the_pose_alone[0.2]",)),
     "an end that was held stays pending": Fault(
-        "end", both(edited(RobotLoop, "_apply", (FORGETS, "self._track = self._motion = None")),
-                    edited(RobotLoop, "request", (NOTES, NOTES.replace("None", "self._ends")))),
+        "end", both(edited(OwnMotion, "drop", (DROPS, "self._motion = None")),
+                    edited(OwnMotion, "begin", (NOTES, NOTES.replace("motion, ends,", "motion, ends or self.ends,")))),
         (ENDED,)),
     "Ctrl-C of end leaves the operation to the server": Fault(
         "end", edited(requests, "_ended", ('state = client.request("hold")', "pass")),

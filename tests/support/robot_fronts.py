@@ -46,7 +46,7 @@ class FrontedDoor(Door):
 
     def fault(self) -> str:
         """Silence counts where the front runs by itself alone, and time is real."""
-        return "" if self._stepped or self.front._patience == FOR_EVER else super().fault()
+        return "" if self._stepped or self.front.loop.patience == FOR_EVER else super().fault()
 
     def close(self) -> None:
         self._ends.set()

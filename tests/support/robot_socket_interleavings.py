@@ -243,7 +243,7 @@ class SocketInterleaving(Interleaving):
             reply = self.deliver(peer, self.message(peer, "command", **values))
             assert reply["ok"] == (not wanted), reply["error"]
             assert reply["error"].endswith(wanted)
-        assert self.sockets.served_loop._number == self.model.number, "only what the model takes"
+        assert self.sockets.served_loop._commands.number == self.model.number, "only what the model takes"
         return wanted
 
     def on_lost(self) -> None:
@@ -315,7 +315,7 @@ class SocketInterleaving(Interleaving):
         self.number += 1
         values = {"target": self.place() + 0.01, "number": self.number, "generation": self.model.generation}
         self.demand(other, "command", False, **values)
-        assert self.sockets.served_loop._number == self.model.number
+        assert self.sockets.served_loop._commands.number == self.model.number
 
     def on_garbage(self) -> None:
         rng = self.rng

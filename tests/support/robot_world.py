@@ -140,7 +140,7 @@ class World:
         self.heard: list[Transition] = []
         self.measured = Measured(*MECHANISM, np.array(SPEC.velocity))
         self.loop = RobotLoop(
-            self.arms, self.gate, measured=self.measured, dt=dt, tick=tick, on_transition=self.heard.append,
+            self.arms, self.gate, measured=self.measured, tick=tick, on_transition=self.heard.append,
             clock=lambda: self.now + self.slept,
         )  # fmt: skip
         self.loop._pursuit = self.pursuit = SeenPursuit(self.limits, dt)

@@ -28,7 +28,7 @@ class LoopedTask:
         low, high = np.array(spec.low), np.array(spec.high)
         measured = Measured(low - HAIR, high + HAIR, fastest)
         self.loop = RobotLoop(
-            driver, Gate(self.limits, dt), measured=measured, dt=dt, tick=spec.tick,
+            driver, Gate(self.limits, dt), measured=measured, tick=spec.tick,
             clock=lambda: self.now, needs_go=False,
         )  # fmt: skip
         self.motions = Motions(file, driver)

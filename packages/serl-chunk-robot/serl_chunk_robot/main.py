@@ -6,10 +6,13 @@ import argparse
 import socket
 import sys
 from pathlib import Path
-from typing import Any, Dict, NoReturn, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Dict, NoReturn, Sequence
 
 from serl_chunk_robot import __version__
 from serl_chunk_robot.errors import ConfigError, SerlChunkError
+
+if TYPE_CHECKING:
+    from serl_chunk_robot.client.client import RobotClient
 
 DONE, FAILED, WRONG_USAGE = 0, 1, 2
 REQUESTS = {  # command -> what it does, for its help
@@ -52,7 +55,9 @@ def main(argv: Sequence[str] | None = None, program: str = "serl-chunk-robot") -
     try:
         arguments = parser.parse_args(argv)
         if arguments.command == "serve":
-            _serve(arguments)
+            from serl_chunk_robot.server.serve import serve
+
+            serve(arguments.file, arguments.driver)
         elif arguments.command == "keys":
             _keys(arguments, program)
         elif arguments.command == "new":
@@ -84,21 +89,26 @@ def _parser(program: str) -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"serl_chunk_robot {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    what = "Serve the robot of a file. It moves only once an operator has cleared it."
-    serve = commands.add_parser("serve", help=what, description=what, allow_abbrev=False)
+
+    def add(name: str, what: str) -> argparse.ArgumentParser:
+        command: argparse.ArgumentParser = commands.add_parser(name, help=what, description=what, allow_abbrev=False)
+        return command
+
+    serve = add("serve", "Serve the robot of a file. It moves only once an operator has cleared it.")
     serve.add_argument("file", type=Path, metavar="robot.toml")
     serve.add_argument("--driver", default="", metavar="NAME|FILE.py:Class", help="replaces the file's")
-    what = "Make the keys of a robot's server, without which other machines do not reach it, or admit a client."
-    keys = commands.add_parser("keys", help=what, description=what, allow_abbrev=False)
+    keys = add(
+        "keys", "Make the keys of a robot's server, without which other machines do not reach it, or admit a client."
+    )
     keys.add_argument("folder", type=Path, metavar="FOLDER", help="that robot.toml names as `keys`")
     one = keys.add_mutually_exclusive_group()
     one.add_argument("--add", metavar="NAME", help="admit one more client, and write its own file")
     one.add_argument("--revoke", metavar="NAME", help="admit that client no longer, from the next second on")
     keys.add_argument("--operator", action="store_true", help="with --add: it may also clear, jog and park")
     keys.add_argument("--out", type=Path, metavar="FILE", help="with --add: default: NAME.json next to FOLDER")
-    _add_first_day(commands)
+    _add_first_day(add)
     for name, what in REQUESTS.items():
-        command = commands.add_parser(name, help=what, description=what, allow_abbrev=False)
+        command = add(name, what)
         _add_address(command, "127.0.0.1")
         if name not in ("stop", "hold", "take", "status", "go"):
             what = "for scripts: carry it out in that state alone, as `status` printed it, without Enter"
@@ -124,19 +134,19 @@ def _add_address(command: argparse.ArgumentParser, default: str) -> None:
     command.add_argument("--keys", type=Path, metavar="FILE", help="this machine's keys for the robot's server")
 
 
-def _add_first_day(commands: Any) -> None:
+def _add_first_day(add: Callable[[str, str], argparse.ArgumentParser]) -> None:
     """Add new, check, teach, and the names of commands that read episodes."""
-    what = "Find this machine's devices, and write a robot's file to fill in. It overwrites none."
-    new = commands.add_parser("new", help=what, description=what, allow_abbrev=False)
+    new = add("new", "Find this machine's devices, and write a robot's file to fill in. It overwrites none.")
     new.add_argument("file", type=Path, metavar="robot.toml")
     new.add_argument("--driver", default="fake", metavar="NAME|FILE.py:Class", help="default: fake, simulated arms")
     address = "an arm's address, to try; may be repeated"
     new.add_argument("--address", action="append", default=[], metavar="HOST:PORT", help=address)
-    what = "Move each joint of a cleared robot by 2 degrees and back, provoke each stop, and write a report."
-    check = commands.add_parser("check", help=what, description=what, allow_abbrev=False)
+    check = add(
+        "check", "Move each joint of a cleared robot by 2 degrees and back, provoke each stop, and write a report."
+    )
     check.add_argument("--out", type=Path, metavar="FOLDER", help="of the report; default: the file's")
     what = "Record the ends of each joint while you move the arms without torque, and write a file with these limits."
-    teach = commands.add_parser("teach", help=what, description=what, allow_abbrev=False)
+    teach = add("teach", what)
     teach.add_argument("--seconds", type=float, default=60.0, help="default: 60")
     teach.add_argument("--margin", type=float, default=0.05, metavar="RAD", help="inside of the ends; default: 0.05")
     teach.add_argument("--out", type=Path, metavar="FILE", help="default: NAME_taught.toml next to robot.toml")
@@ -144,13 +154,7 @@ def _add_first_day(commands: Any) -> None:
         command.add_argument("file", type=Path, metavar="robot.toml", help="of the served robot")
         _add_address(command, "")
     for name, what in READING.items():
-        commands.add_parser(name, help=what, description=what, allow_abbrev=False).add_argument("rest", nargs="*")
-
-
-def _serve(arguments: argparse.Namespace) -> None:
-    from serl_chunk_robot.server.serve import serve
-
-    serve(arguments.file, arguments.driver)
+        add(name, what).add_argument("rest", nargs="*")
 
 
 def _keys(arguments: argparse.Namespace, program: str) -> None:
@@ -191,24 +195,27 @@ def _new(arguments: argparse.Namespace, program: str) -> None:
     print(f"Fill in what {arguments.file} marks with FILL IN. Then:\n\n  {program} serve {arguments.file}")
 
 
+def _client(arguments: argparse.Namespace, robot: str, role: str) -> RobotClient:
+    from serl_chunk_robot.client.client import Keys, RobotClient
+
+    keys = None if arguments.keys is None else Keys.of_file(arguments.keys)
+    return RobotClient(robot, name=f"{arguments.command} of {socket.gethostname()}"[:64], role=role, keys=keys)
+
+
 def _check(arguments: argparse.Namespace) -> int:
     """Check the served robot of a file; returns the exit status. Raises ConfigError or RobotError."""
-    from serl_chunk_robot.client.client import Keys, RobotClient
     from serl_chunk_robot.commands.check import RobotCheck, outcome, write_report
     from serl_chunk_robot.robot_file.config import load
 
     file = load(arguments.file)
     robot = arguments.robot or f"127.0.0.1:{file.port}"
-    keys, name = None if arguments.keys is None else Keys.of_file(arguments.keys), f"check of {socket.gethostname()}"
     folder = arguments.out or arguments.file.resolve().parent
     if not folder.is_dir():
         raise ConfigError(f"{folder} is no folder", parameter="--out")
 
-    def controller() -> RobotClient:
-        return RobotClient(robot, name=name[:64], role="controller", keys=keys)
-
-    with RobotClient(robot, name=name[:64], role="operator", keys=keys) as operator:
-        check = RobotCheck(operator, controller, file, lambda line: print(line, flush=True))
+    with _client(arguments, robot, "operator") as operator:
+        check = RobotCheck(operator, lambda: _client(arguments, robot, "controller"), file,
+                           lambda line: print(line, flush=True))  # fmt: skip
         findings = check.run()
     text, ok = outcome(findings)
     try:
@@ -220,7 +227,6 @@ def _check(arguments: argparse.Namespace) -> int:
 
 def _teach(arguments: argparse.Namespace) -> None:
     """Write limits that are taught by hand. Raises ConfigError or RobotError."""
-    from serl_chunk_robot.client.client import Keys, RobotClient
     from serl_chunk_robot.commands.teach import extremes, taught, write_taught
     from serl_chunk_robot.robot_file.config import checked, load, load_driver
 
@@ -230,9 +236,8 @@ def _teach(arguments: argparse.Namespace) -> None:
     out = arguments.out or arguments.file.with_name(f"{arguments.file.stem}_taught.toml")
     if out.exists():
         raise ConfigError(f"{out} exists, and is not overwritten. Choose another name.", parameter="--out")
-    keys = None if arguments.keys is None else Keys.of_file(arguments.keys)
     spec = load_driver(file).spec()
-    with RobotClient(arguments.robot or f"127.0.0.1:{file.port}", name="teach", keys=keys) as client:
+    with _client(arguments, arguments.robot or f"127.0.0.1:{file.port}", "any") as client:
         low, high = extremes(client, arguments.seconds)
     low, high, still = taught(file, spec, low, high, arguments.margin)
     names = write_taught(file, spec, low, high, out)
@@ -247,14 +252,10 @@ def _teach(arguments: argparse.Namespace) -> None:
 
 def _request(arguments: argparse.Namespace) -> None:
     """Send a command's request and print what the robot does then. Raises ConfigError or RobotError."""
-    from serl_chunk_robot.client.client import Keys, RobotClient
     from serl_chunk_robot.commands import requests
 
     command = arguments.command
-    keys = None if arguments.keys is None else Keys.of_file(arguments.keys)
-    role = "any" if command in ("stop", "status") else "operator"
-    name = f"{command} of {socket.gethostname()}"[:64]
-    with RobotClient(arguments.robot, name=name, role=role, keys=keys) as client:
+    with _client(arguments, arguments.robot, "any" if command in ("stop", "status") else "operator") as client:
         generation = getattr(arguments, "generation", None)
         if command == "status":
             poses = client.hello()["spec"].get("targets") == "poses"

@@ -67,7 +67,6 @@ class BackgroundStream(io.TextIOBase):
 
     @property
     def has_descriptor(self) -> bool:
-        """Whether `fileno` returns one."""
         return self._descriptor is not None
 
     def fileno(self) -> int:

@@ -129,7 +129,7 @@ def dry_run(episode: Recorded, file: RobotFile, spec: DriverSpec, limits: Limits
     start = episode.actions[0] if episode.joints is None else episode.joints[0]
     arms = FakeArms(spec._replace(state=()), start, lag=lag)  # joints alone are simulated
     arms.connect(clock)
-    loop = RobotLoop(arms, Gate(limits, dt, file.arms), measured=Measured(low - HAIR, high + HAIR, velocity), dt=dt,
+    loop = RobotLoop(arms, Gate(limits, dt, file.arms), measured=Measured(low - HAIR, high + HAIR, velocity),
                      tick=spec.tick, clock=clock)  # fmt: skip
     for k in range(2 * STANDS):
         clock.now += dt

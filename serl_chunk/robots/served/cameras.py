@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 
@@ -10,6 +11,10 @@ import numpy as np
 from serl_chunk.types import ConfigError, RobotSpec
 from serl_chunk_robot.client.client import Picture, RobotClient, RobotError
 
+logger = logging.getLogger(__name__)
+
+HELD_S = 1.0  # an episode ends in which a camera gives nothing new, or the robot may not move, for so long
+REMIND_S = 10.0  # between two lines meanwhile
 STALE_S = 0.2  # a picture that is older is not decided on; a repeated one is as old as the first of its kind
 FIRST_S = 2.0  # for the first picture of a camera that no episode watches
 POLL_S = 0.005
@@ -18,12 +23,16 @@ POLL_S = 0.005
 class ServedCameras:
     """The cameras of `client`'s server. Only those that are watched are received, and only these can be unseen.
 
+    `unseen` is why one cannot be decided on, as of the last look; empty where all can.
+
     Raises ConfigError where a camera of `spec` that the server has differs in size.
     """
 
     def __init__(self, client: RobotClient, spec: RobotSpec, server: str) -> None:
         self._client, self._spec, self._server = client, spec, server
         self._watched: dict[str, Picture | None] = {}  # the newest picture of each camera that is read
+        self.unseen = ""
+        self._unseen_since = self._reminded = 0.0
         there = {name for name, *_ in client.cameras()}
         for camera in spec.cameras:
             if camera.name in there:
@@ -39,8 +48,27 @@ class ServedCameras:
                 self._watched[name] = None
                 self._client.newest_picture(name)  # subscribes
 
+    def begin(self) -> None:
+        self._unseen_since = self._reminded = 0.0
+
     def look(self) -> str:
-        """Take the newest pictures; returns why one cannot be decided on, or nothing."""
+        """Take the newest pictures; returns `unseen`."""
+        self.unseen = self._take()
+        return self.unseen
+
+    def look_in_tick(self) -> str:
+        """Take the newest pictures; returns why the episode ends, or nothing."""
+        unseen, now = self.look(), time.monotonic()
+        if not unseen:
+            self._unseen_since = 0.0
+            return ""
+        self._unseen_since = self._unseen_since or now
+        if now - self._reminded > REMIND_S:
+            self._reminded = now
+            logger.warning(f"no decisions: {unseen}")
+        return unseen if now - self._unseen_since > HELD_S else ""
+
+    def _take(self) -> str:
         now, reasons = self._client.server_time(), []
         for name in self._watched:
             try:
@@ -50,7 +78,7 @@ class ServedCameras:
         return "; ".join(r for r in reasons if r)
 
     def image(self, name: str) -> np.ndarray | None:
-        """Return the picture that `look` took last, uint8[H, W, 3] and read-only; None where there was none.
+        """Return the picture that was taken last, uint8[H, W, 3] and read-only; None where there was none.
 
         A camera that was not watched is from now on, and its first picture is waited for.
         """
@@ -58,18 +86,18 @@ class ServedCameras:
             self.watch([name])
             ends = time.monotonic() + FIRST_S
             while self._watched[name] is None and time.monotonic() < ends:
-                self.look()
+                self._take()
                 time.sleep(POLL_S)
         picture = self._watched[name]
         return None if picture is None else picture.image
 
     def ages(self) -> dict[str, float]:
-        """Return the ages of the pictures that `look` took last, s."""
+        """Return the ages of these pictures, s."""
         now = self._client.server_time()
         return {name: now - picture.changed for name, picture in self._watched.items() if picture is not None}
 
     def numbers(self) -> dict[str, int]:
-        """Return the numbers of the pictures that `look` took last."""
+        """Return the numbers of these pictures."""
         return {name: picture.number for name, picture in self._watched.items() if picture is not None}
 
     def captured(self) -> float | None:

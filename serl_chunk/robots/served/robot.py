@@ -15,14 +15,12 @@ import numpy as np
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.robots.base import Expert, InterventionSource, RobotEnv, StepResult
 from serl_chunk.robots.served import task
-from serl_chunk.robots.served.cameras import ServedCameras
+from serl_chunk.robots.served.cameras import HELD_S, REMIND_S, ServedCameras
 from serl_chunk.types import ConfigError, Observation, RobotSpec
 from serl_chunk_robot.client.client import Keys, RobotClient, RobotError
 
 logger = logging.getLogger(__name__)
 
-HELD_S = 1.0  # an episode ends in which the robot may not move, or a camera gives nothing new, for so long
-REMIND_S = 10.0  # between two lines while the robot may not move
 POLL_S = 0.2  # between two looks meanwhile; each renews the lease, which ends after 2 s
 GO = "Look at the cell, then run: serl-chunk robot go, or press the console's or the page's key to go on"
 REMEDIES = {
@@ -76,8 +74,7 @@ class ServedRobot(RobotEnv):
         self._sent_at, self._number, self._drive = 0.0, 0, 0
         self._armed, self._held_for, self._refused = False, 0.0, ""
         self._new_arm = False  # in the last `send`
-        self._unseen_since = self._unseen_told = self._pinged = 0.0
-        self._unseen = ""  # why a camera cannot be decided on
+        self._pinged = 0.0
         self._state: dict[str, Any] = {}
         self._sent = np.zeros(0)  # the last target
 
@@ -131,7 +128,7 @@ class ServedRobot(RobotEnv):
         self._wait_for_cameras()
         self._episode += 1
         self.tick, self._held_for, self._refused = 0, 0.0, ""
-        self._unseen_since = self._unseen_told = 0.0
+        self._cameras.begin()
         self._seen = 1 + max((e[0] for e in self._state["events"]), default=self._seen - 1)
         self.conditions = _conditions(self._state, draws)
         return self._observe(), {"draws": draws}
@@ -167,8 +164,10 @@ class ServedRobot(RobotEnv):
                 info["failure"] = info.get("failure", False) or failure
         if not fault:
             fault = self._followed(info)
-        unseen = self._seen_by_cameras(info)
-        fault = fault or unseen
+        blind = self._cameras.look_in_tick()
+        if self._cameras.unseen:
+            info["unseen"] = self._cameras.unseen
+        fault = fault or blind
         cut = self._state["factor"] < 1 or self._state["reason"]  # a target beyond a limit is cut with factor 1
         follows = self._armed and not cut and self._state["number"] == self._number
         if not follows and self._state["set_point"] is not None:
@@ -199,7 +198,7 @@ class ServedRobot(RobotEnv):
 
     def idle(self) -> None:
         """Keep the lease, and look at the cameras."""
-        self._unseen = self._cameras.look()
+        self._cameras.look()
         if time.monotonic() - self._pinged > POLL_S:
             self._keep_lease()
 
@@ -221,7 +220,8 @@ class ServedRobot(RobotEnv):
 
     def hindrances(self) -> Sequence[tuple[str, str]]:
         """Return why a camera cannot be decided on, as of the last look."""
-        return ((self._unseen, "look at its cable, and at the log of the robot's server"),) if self._unseen else ()
+        unseen = self._cameras.unseen
+        return ((unseen, "look at its cable, and at the log of the robot's server"),) if unseen else ()
 
     def camera_ages(self) -> Mapping[str, float]:
         """Return the ages of the newest pictures of all watched cameras, as of the last look."""
@@ -255,33 +255,16 @@ class ServedRobot(RobotEnv):
             return str(state["word"])
         return self._refused or str(state["word"]) if now - self._held_for > HELD_S else ""
 
-    def _seen_by_cameras(self, info: dict[str, Any]) -> str:
-        """Take the newest pictures and notice a camera whose picture is old; returns why the episode ends, or
-        nothing.
-        """
-        unseen, now = self._cameras.look(), time.monotonic()
-        self._unseen = unseen
-        if not unseen:
-            self._unseen_since = 0.0
-            return ""
-        info["unseen"] = unseen
-        self._unseen_since = self._unseen_since or now
-        if now - self._unseen_told > REMIND_S:
-            self._unseen_told = now
-            logger.warning(f"no decisions: {unseen}")
-        return unseen if now - self._unseen_since > HELD_S else ""
-
     def _wait_for_cameras(self) -> None:
         """Wait until every watched camera gives new pictures and the robot stands, or `stop` ends that."""
         reminded_at = time.monotonic() - REMIND_S + HELD_S
         while (unseen := self._cameras.look()) and self.stop() is None:
-            self._unseen = unseen
             if time.monotonic() - reminded_at > REMIND_S:
                 reminded_at = time.monotonic()
                 logger.warning(f"waiting for the robot's cameras: {unseen}")
             time.sleep(self.robot_spec.dt)
             self._stand()
-        self._unseen = ""
+        self._cameras.unseen = ""
 
     def _read_state(self, *, after_reply: bool = False) -> str:
         """Take the newest state, or one after the last reply; returns what is wrong with the server, or nothing."""

@@ -280,7 +280,7 @@ def test_a_camera_of_another_size_is_refused_at_once_and_one_that_the_server_lac
 def test_a_file_that_was_changed_gives_its_cameras_another_port(cell):
     client = cell.robot.client("looks", "any")
     wait(lambda: client.newest_picture("top") is not None)
-    cell.robot.server._streams["cameras"][0][3] += 1
+    cell.robot.server._greeting["cameras"][0][3] += 1
     client.hello()
     assert client.newest_picture("top") is not None, "the last one, until another comes"
     assert client._frames["top"][0] == cell.robot.port + 3

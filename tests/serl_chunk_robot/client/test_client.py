@@ -17,7 +17,7 @@ from serl_chunk_robot.client.client import RobotError
 from serl_chunk_robot.commands.requests import MOVING
 from serl_chunk_robot.errors import ConfigError
 from serl_chunk_robot.main import main
-from serl_chunk_robot.server.serve import claimed
+from serl_chunk_robot.robot_file.opening import claimed
 from serl_chunk_robot.wire.protocol import address
 
 
@@ -158,8 +158,8 @@ def test_bad_input_is_one_sentence(arguments, status, names, capsys):
 
 
 def test_one_process_serves_a_robot(tmp_path):
-    code = """import sys, pathlib, serl_chunk_robot.server.serve as serve
-with serve.claimed('arm', pathlib.Path(sys.argv[1])): pass"""
+    code = """import sys, pathlib, serl_chunk_robot.robot_file.opening as opening
+with opening.claimed('arm', pathlib.Path(sys.argv[1])): pass"""
     for name in ("", "../arm", "a/b", ".", "x" * 65):
         with pytest.raises(ConfigError, match="name"), claimed(name, tmp_path):
             pass

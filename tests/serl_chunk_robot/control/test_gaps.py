@@ -56,7 +56,7 @@ def test_the_set_point_stands_where_it_is(state: str, what: str, seconds: float)
     world = moved(state)
     generation, last = world.loop.machine.generation, world.arms.sent[-1]
     if what == "stop":
-        world.loop._stopping = (world.now, 0, "again")
+        world.loop._stopping.begin(world.now, "again")
     WHAT[what](world, seconds)
     world.send(last + 0.01)  # one that is under way
     count = len(world.arms.sent)

@@ -262,11 +262,11 @@ def test_a_motion_that_was_ended_is_not_done_and_ends_no_day(event, role):
     world.run(30)
     world.ask(event, role)
     world.until("STOPPED" if event == "stop" else "HELD")
-    assert (world.loop.motion, world.loop.done) == (1, 0)
+    assert (world.loop.motion.number, world.loop.motion.done) == (1, 0)
     if event == "stop":
         world.ask("clear", "operator")
     moved(Park(world.arms.sent[-1], THERE, world.limits, stands=0.0), world, "park")
-    assert (world.state, world.loop.motion, world.loop.done) == ("HELD", 2, 2)
+    assert (world.state, world.loop.motion.number, world.loop.motion.done) == ("HELD", 2, 2)
     assert world.arms.read().torque
 
 

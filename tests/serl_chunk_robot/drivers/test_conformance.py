@@ -243,7 +243,7 @@ def test_the_loop_clears_it_drives_it_and_stops_it(rig):
     assert served.loop.machine.state == "RUN", served.loop.machine.word
     served.loop.request("stop", "any", "B", time.monotonic())
     served.run(lambda: served.loop.machine.state == "STOPPED")
-    served.run(lambda: served.loop._stopping is None)
+    served.run(lambda: served.loop._stopping.answered)
     assert rig.has_torque()
     rig.driver.close()
     if rig.commands is not None:

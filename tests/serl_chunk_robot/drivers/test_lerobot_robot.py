@@ -232,8 +232,8 @@ def stepped(port) -> tuple[LeRobotArms, Moving]:
     """A driver whose thread ended, on a clock of its own."""
     driver, robot = ready(arm()), Moving()
     driver.close()
-    driver._robot, driver._clock, driver._sent = robot, lambda: robot.now, None
-    driver._past.clear()
+    driver._robot, driver._clock = robot, lambda: robot.now
+    driver._positions.past.clear()
     return driver, robot
 
 
@@ -246,12 +246,12 @@ def test_speeds_are_those_of_the_positions(stepped):
     assert reading.stamp == robot.now
     assert reading.dq[0] == pytest.approx(math.radians(60))
     assert reading.dq[5] == pytest.approx(0.6)
-    assert len(driver._past) < 10
+    assert len(driver._positions.past) < 10
     robot.now = 10.0  # at 600 degrees
     with pytest.raises(DriverError, match=r"shoulder_pan reads 10\.472, which it cannot reach"):
         driver._exchange()
     assert driver.read().stamp == reading.stamp, "it is no state"
-    driver._past.clear()
+    driver._positions.past.clear()
     for robot.now in (0.0, 0.1):
         driver._exchange()
     assert driver.read().dq[0] == pytest.approx(math.radians(60)), "and no speed"

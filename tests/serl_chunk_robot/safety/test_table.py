@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serl_chunk_robot.safety import table
-from serl_chunk_robot.safety.table import BY_EVENT, EVENTS, ROLES, STATES, STOPS, TABLE, Machine, markdown
+from serl_chunk_robot.safety.table import BY_EVENT, EVENTS, ROLES, STATES, STOPS, TABLE, Machine
 
 # Written from the description of the server, not from the table.
 # event -> who may; from which states; into which; whether commands of before are dropped
@@ -150,6 +150,24 @@ def test_refusals_name_the_state_or_the_role_and_what_latched_first_stays_the_re
         assert (machine.state, machine.word) == (state, "the driver reports a fault: left arm")
         machine.apply("standing")
     assert machine.apply("clear", table.OPERATOR, by="Ann").word == "cleared by Ann"
+
+
+def markdown() -> str:
+    """The table as the documents have it, a line for each event."""
+    ends = {"standing": "HOLD, HELD or STOPPED, as the event that braked says",
+            "done": "HOLD or HELD, as the event that moved it says"}  # fmt: skip
+    lines = ["| event | who | valid in -> leads to | word |", "|---|---|---|---|"]
+    for event in EVENTS:
+        rows = [row for row in TABLE if row.event == event]
+        ways: dict[str, list[str]] = {}
+        for row in rows:
+            then = row.then or ("as before" if row.next == "BRAKE" else "")
+            next_ = ends.get(event, f"{row.next}, then {then}" if then else row.next)
+            ways.setdefault(next_ + ("" if row.drops else " *"), []).append(row.state)
+        cell = "; ".join(f"{', '.join(states)} -> {next_}" for next_, states in ways.items())
+        word = next((row.word for row in rows if row.word), "-")
+        lines.append(f"| {event} | {rows[0].who} | {cell} | {word} |")
+    return "\n".join(lines) + "\n"
 
 
 def test_the_documents_show_every_row():

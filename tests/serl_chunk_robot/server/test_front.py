@@ -39,7 +39,7 @@ def test_no_peer_holds_the_loop_or_memory(tmp_path, name):
         wait(lambda: bool(desk.next_state()["answered"]))
         desk.request("clear")
         taken, run_pass = [], robot.server.run_pass
-        robot.server.run_pass = lambda due: (run_pass(due), taken.append(robot.server._taken))[0]
+        robot.server.run_pass = lambda due: (run_pass(due), taken.append(robot.server._inbox.taken))[0]
         growths = [Growth(process) for process in (door.pid, "self")]
         with attacked(name, door.port, ATTACK_S, **({} if keys is None else {"server": keys.server})) as goes_on:
             while goes_on():

@@ -171,7 +171,7 @@ def test_a_device_that_does_not_return_delays_no_pass(tmp_path, fault):
         first, began = client.next_state(), time.monotonic()
         time.sleep(0.5)
         last = client.next_state()
-        assert last["pass"] - first["pass"] > 0.2 * (time.monotonic() - began) / robot.server._dt
+        assert last["pass"] - first["pass"] > 0.2 * (time.monotonic() - began) / robot.server._gate.dt
         assert client.request("ping")["ok"]
 
 

@@ -50,11 +50,12 @@ def send(robot: Served, *frames: bytes) -> dict | None:
 def command(actor: RobotClient, **fields: object) -> None:
     """Send a command, right but for `fields`, and wait for its reply. Raises RobotError."""
     at = actor.next_state()["set_point"]
-    actor._age, age = (lambda: {**age(), **fields}), actor._age
+    server = actor._server
+    server.age, age = (lambda: {**age(), **fields}), server.age
     try:
         actor.request("command", **{"target": at, "number": 1, "generation": actor.generation, **fields})
     finally:
-        del actor._age
+        del server.age
 
 
 def test_it_starts_stopped_commands_move_the_robot_and_silence_lets_it_stand(robot):
@@ -108,11 +109,11 @@ def test_commands_that_were_long_on_their_way_are_rejected(robot, age):
 def test_requests_of_another_time_do_not_move_the_robot(robot, late):
     operator = robot.ready()
     generation = operator.next_state()["generation"]
-    operator._moment -= late
+    operator._server.moment -= late
     with pytest.raises(RobotError, match=naming("jog", f"{late:.1f} s ago")):
         operator.request("jog", by=0.1, generation=generation)
     assert operator.next_state()["state"] == "HOLD"
-    operator._moment -= late
+    operator._server.moment -= late
     operator.request("stop")
 
 
@@ -347,7 +348,7 @@ def test_what_a_driver_reports_wrongly_does_not_end_the_loop():
         assert state["extra"]["object"].tolist() == [0, 1, 2]
         assert state["events"][-1][1:] == [1.0, True, False]
         assert len({e[0] for e in state["events"]}) == len(state["events"])
-        robot.server._spec = robot.server._spec._replace(state=np.array([None]))
+        robot.server._greeting["spec"]["state"] = np.array([None])
         with pytest.raises(RobotError, match=naming("hello", "spec.state")):
             robot.client("other", "any").hello()
         assert robot.client("other", "any").request("stop")["ok"]

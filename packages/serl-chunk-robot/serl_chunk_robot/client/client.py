@@ -65,6 +65,59 @@ class Reading(NamedTuple):
     drive: Optional[Tuple[int, str, str]] = None  # number, phase and why it failed; None: the device cannot be driven
 
 
+class ServerProcess:
+    """What the messages of one process of the server tell: its clock, which commands came, where the joints were."""
+
+    def __init__(self, run: Any) -> None:
+        self.run, self.clock = run, ClockMap()
+        self.moment, self._heard = float("nan"), 0.0  # the server's newest moment, and this clock's when it came
+        self._sent: Dict[int, float] = {}  # number of a command since the last arm -> when it was sent
+        self._armed = 0.0  # moment of the last arm
+        self._history: Deque[Tuple[float, np.ndarray]] = deque()  # stamps of states and their joints, float64[J]
+
+    def hear(self, moment: float) -> None:
+        self.moment, self._heard = moment, time.monotonic()
+
+    def age(self) -> Dict[str, float]:
+        """Return the fields by which the server knows how old a request is; none before its first message."""
+        if np.isnan(self.moment):
+            return {}
+        return {"stamp": self.moment, "held": time.monotonic() - self._heard}
+
+    def armed(self, moment: float) -> None:
+        """The server armed the robot at `moment` of its clock: numbers of commands begin anew."""
+        self._armed = moment
+        self._sent.clear()
+
+    def sent(self, number: int) -> None:
+        self._sent[number] = time.monotonic()
+        if len(self._sent) > SENT:
+            del self._sent[next(iter(self._sent))]
+
+    def exchanged(self, sent: float) -> None:
+        """The message that was heard last is the reply to a request of the moment `sent`."""
+        self.clock.exchanged(sent, self.moment, self._heard)
+
+    def published(self, state: Dict[str, Any]) -> None:
+        self.clock.came(self.moment, self._heard)
+        number, came = state.get("came") or (-1, 0.0)
+        if came >= self._armed and number in self._sent:
+            self.clock.arrived(self._sent.pop(number), came)
+        if state.get("q") is not None and (not self._history or state["stamp"] > self._history[-1][0]):
+            self._history.append((state["stamp"], state["q"]))
+            while self._history[0][0] < state["stamp"] - HISTORY:
+                self._history.popleft()
+
+    def joints_at(self, moment: float) -> Optional[np.ndarray]:
+        if not self._history or moment < self._history[0][0]:
+            return None
+        after = next((k for k, (stamp, _) in enumerate(self._history) if stamp > moment), 0)
+        if not after:
+            return self._history[-1][1]
+        (t0, q0), (t1, q1) = self._history[after - 1], self._history[after]
+        return q0 + (q1 - q0) * ((moment - t0) / (t1 - t0))  # type: ignore[no-any-return]
+
+
 class RobotClient:
     """Connects when it is made, and greets the server with its first request, also that of a restarted server.
 
@@ -89,12 +142,8 @@ class RobotClient:
         self._keys, self._answer = keys, answer
         self._greeting: Dict[str, Any] = {}  # the reply to hello
         self._asked = self._number = 0
-        self._moment, self._heard = float("nan"), 0.0  # the server's newest moment, and this clock's when it came
+        self._server = ServerProcess(None)  # that sent the newest message
         self._replied: Tuple[Any, float] = None, 0.0  # the server's process and its moment, of the last reply
-        self._clock, self._run = ClockMap(), None  # of the server's process `run`
-        self._sent: Dict[int, float] = {}  # number of a command since the last arm -> when it was sent
-        self._armed = 0.0  # moment of the last arm
-        self._history: Deque[Tuple[float, np.ndarray]] = deque()  # stamps of states and their joints, float64[J]
         self._newest: Optional[Dict[str, Any]] = None
         self._frames: Dict[str, Tuple[int, zmq.Socket[bytes]]] = {}  # ports and sockets of cameras that are read
         self._pictures: Dict[str, Picture] = {}  # the newest
@@ -145,8 +194,7 @@ class RobotClient:
         reply = _taken(reply)
         if op == "arm":
             self.generation, self._number = reply["generation"], 0
-            self._armed = reply["moment"]
-            self._sent.clear()
+            self._server.armed(reply["moment"])
         return reply
 
     def send_command(self, target: np.ndarray, number: Optional[int] = None) -> bool:
@@ -160,10 +208,8 @@ class RobotClient:
         """
         self._number = self._number + 1 if number is None else number
         values = {"op": "command", "target": np.asarray(target, np.float64), "number": self._number,
-                  "generation": self.generation, **self._age()}  # fmt: skip
-        self._sent[self._number] = time.monotonic()
-        if len(self._sent) > SENT:
-            del self._sent[next(iter(self._sent))]
+                  "generation": self.generation, **self._server.age()}  # fmt: skip
+        self._server.sent(self._number)
         return try_send(self._requests, [arrays.pack(values)])
 
     def newest_state(self) -> Optional[Dict[str, Any]]:
@@ -196,9 +242,7 @@ class RobotClient:
         """
         if camera not in self._frames:
             ports = {name: port for name, _, _, port in self.cameras()}
-            if camera not in ports:
-                raise RobotError(f"camera {camera!r}: the server has {', '.join(ports) or 'none'}")
-            self._frames[camera] = ports[camera], self._connected(zmq.SUB, MAX_PICTURE, ports[camera])
+            self._frames[camera] = self._subscribed("camera", camera, ports, MAX_PICTURE)
         frames = self._frames[camera][1]
         while frames.poll(0):
             got = try_receive(frames)
@@ -223,18 +267,16 @@ class RobotClient:
         """
         if device not in self._readings:
             ports = {name: port for name, port, _ in self.devices()}
-            if device not in ports:
-                raise RobotError(f"device {device!r}: the server has {', '.join(ports) or 'none'}")
-            self._readings[device] = ports[device], self._connected(zmq.SUB, MAX_STATE, ports[device])
+            self._readings[device] = self._subscribed("device", device, ports, MAX_STATE)
         socket = self._readings[device][1]
         if not socket.poll(int(1e3 * seconds)):
             return None
         frames = try_receive(socket)
-        return _reading(frames[0], device, self._run) if frames else None
+        return _reading(frames[0], device, self._server.run) if frames else None
 
     def server_time(self) -> float:
         """Return the server's clock, s, as of the messages so far (`clocks`); NaN before the first."""
-        return self._clock.server_time(time.monotonic())
+        return self._server.clock.server_time(time.monotonic())
 
     def joints_at(self, moment: float) -> Optional[np.ndarray]:
         """Return the joints measured at a moment of the server's clock, float64[J], as of the states that were read.
@@ -242,13 +284,7 @@ class RobotClient:
         Between two states they are interpolated. After the newest one they are its joints; None before the oldest one
         of HISTORY.
         """
-        if not self._history or moment < self._history[0][0]:
-            return None
-        after = next((k for k, (stamp, _) in enumerate(self._history) if stamp > moment), 0)
-        if not after:
-            return self._history[-1][1]
-        (t0, q0), (t1, q1) = self._history[after - 1], self._history[after]
-        return q0 + (q1 - q0) * ((moment - t0) / (t1 - t0))  # type: ignore[no-any-return]
+        return self._server.joints_at(moment)
 
     def close(self) -> None:
         """Drop the lease, if there is one, and disconnect."""
@@ -258,6 +294,13 @@ class RobotClient:
             self._requests.linger = 200
             self._requests.close()
         self._context.destroy(linger=0)
+
+    def _subscribed(
+        self, kind: str, name: str, ports: Dict[str, int], largest: int
+    ) -> Tuple[int, zmq.Socket[bytes]]:  # fmt: skip
+        if name not in ports:
+            raise RobotError(f"{kind} {name!r}: the server has {', '.join(ports) or 'none'}")
+        return ports[name], self._connected(zmq.SUB, largest, ports[name])
 
     def _connected(self, kind: int, largest: int, port: int) -> zmq.Socket[bytes]:
         s = make_socket(self._context, kind, largest)
@@ -274,7 +317,7 @@ class RobotClient:
     def _exchange(self, op: str, arguments: Dict[str, Any]) -> Dict[str, Any]:
         """Send one request and wait for its reply. Raises RobotError."""
         self._asked += 1
-        message = [arrays.pack({**arguments, "op": op, "id": self._asked, **self._age()})]
+        message = [arrays.pack({**arguments, "op": op, "id": self._asked, **self._server.age()})]
         ends, began = time.monotonic() + self._answer, 0.0
         sent = False
         while True:
@@ -288,8 +331,8 @@ class RobotClient:
             reply = _decoded(frames[-1]) if frames else {}
             if reply.get("id") == self._asked:  # else it is late, of a request that was given up
                 self._hear(reply)
-                self._clock.exchanged(began, self._moment, self._heard)
-                self._replied = reply.get("run"), self._moment
+                self._server.exchanged(began)
+                self._replied = reply.get("run"), self._server.moment
                 return reply
 
     def _read_state(self) -> None:
@@ -298,30 +341,14 @@ class RobotClient:
         if "moment" in state:
             self._newest = state
             self._hear(state)
-            self._clock.came(self._moment, self._heard)
-            number, came = state.get("came") or (-1, 0.0)
-            if came >= self._armed and number in self._sent:
-                self._clock.arrived(self._sent.pop(number), came)
-            if state.get("q") is not None:
-                self._remember(state["stamp"], state["q"])
-
-    def _remember(self, stamp: float, q: np.ndarray) -> None:
-        if not self._history or stamp > self._history[-1][0]:
-            self._history.append((stamp, q))
-            while self._history[0][0] < stamp - HISTORY:
-                self._history.popleft()
+            self._server.published(state)
 
     def _hear(self, message: Dict[str, Any]) -> None:
-        self._moment, self._heard = float(message.get("moment", "nan")), time.monotonic()
-        if message.get("run") != self._run:  # another process of the server, perhaps after a start of its machine
-            self._run, self._clock, self._armed = message.get("run"), ClockMap(), 0.0
-            self._sent.clear()
-            self._history.clear()
-
-    def _age(self) -> Dict[str, float]:
-        if np.isnan(self._moment):
-            return {}
-        return {"stamp": self._moment, "held": time.monotonic() - self._heard}
+        if (
+            message.get("run") != self._server.run
+        ):  # another process of the server, perhaps after a start of its machine
+            self._server = ServerProcess(message.get("run"))
+        self._server.hear(float(message.get("moment", "nan")))
 
     def _silent(self, what: str, port: int, seconds: float) -> str:
         keys = "without keys, as this client is" if self._keys is None else "and does it admit this key"
@@ -340,13 +367,9 @@ def _picture(frame: codec.Frame, camera: str) -> Optional[Picture]:
     """The picture in a message of this camera; None where it is none, or another camera's."""
     values = _decoded(frame, MAX_PICTURE)
     image = values.get("image")
-    if (
-        values.get("camera") != camera
-        or not isinstance(image, np.ndarray)
-        or image.dtype != np.uint8
-        or image.ndim != 3
-        or image.shape[2] != 3
-    ):
+    if values.get("camera") != camera or not isinstance(image, np.ndarray) or image.dtype != np.uint8:
+        return None
+    if image.ndim != 3 or image.shape[2] != 3:
         return None
     try:
         return Picture(image, int(values["number"]), float(values["moment"]), float(values["changed"]))

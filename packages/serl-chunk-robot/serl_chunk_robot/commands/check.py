@@ -8,24 +8,13 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Protocol, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from serl_chunk_robot.client.client import RobotError
-from serl_chunk_robot.commands.diagnosis import (
-    FAIL,
-    OK,
-    SKIPPED,
-    Finding,
-    Joints,
-    Trace,
-    judge_answer,
-    judge_effort,
-    judge_rest,
-    judge_times,
-    remedy_of,
-)
+from serl_chunk_robot.client.client import RobotClient, RobotError
+from serl_chunk_robot.commands import diagnosis
+from serl_chunk_robot.commands.diagnosis import FAIL, OK, SKIPPED, Finding, Joints, Trace, judge_rest, remedy_of
 from serl_chunk_robot.errors import ConfigError
 from serl_chunk_robot.robot_file.config import HAIR, RobotFile, checked, load_driver
 from serl_chunk_robot.robot_file.profiles import CAUTIOUS
@@ -42,22 +31,6 @@ WITHIN = 2.5  # s for a stop
 TRIES = 10  # commands that are rejected
 
 
-class Client(Protocol):
-    """What a check needs of serl_chunk_robot.client.client.RobotClient."""
-
-    generation: int
-
-    def hello(self) -> Dict[str, Any]: ...
-
-    def request(self, op: str, **arguments: Any) -> Dict[str, Any]: ...
-
-    def send_command(self, target: np.ndarray, number: Optional[int] = None) -> bool: ...
-
-    def next_state(self, seconds: float = 2.0) -> Dict[str, Any]: ...
-
-    def close(self) -> None: ...
-
-
 class _EndedError(Exception):
     """The robot stopped, or does what it was not asked for: the check ends."""
 
@@ -68,7 +41,7 @@ class Stop(NamedTuple):
     name: str
     word: str  # a part of the server's
     leads_to: str
-    provoke: Callable[[RobotCheck, Client], object]
+    provoke: Callable[[RobotCheck, RobotClient], object]
 
 
 class RobotCheck:
@@ -82,9 +55,10 @@ class RobotCheck:
     """
 
     def __init__(
-        self, operator: Client, controller: Callable[[], Client], file: RobotFile, show: Callable[[str], None] = print
-    ) -> None:
-        self._operator, self._controller, self._file, self._show = operator, controller, file, show
+        self, operator: RobotClient, controller: Callable[[], RobotClient], file: RobotFile,
+        show: Callable[[str], None] = print,
+    ) -> None:  # fmt: skip
+        self.operator, self._controller, self._file, self._show = operator, controller, file, show
         self.findings: List[Finding] = []
         self._seen: List[Dict[str, Any]] = []  # states since the check began
         self._spec: Dict[str, Any] = {}
@@ -92,7 +66,7 @@ class RobotCheck:
 
     def run(self) -> List[Finding]:
         """Run every part that the robot's state allows. Raises RobotError where no server answers."""
-        hello = self._operator.hello()
+        hello = self.operator.hello()
         self._spec = hello["spec"]
         self._joints = Joints.of(self._spec)
         try:
@@ -101,7 +75,7 @@ class RobotCheck:
             self._limit()
             for joint in range(len(self._joints.low)):
                 (self._check_gripper if joint in self._joints.grippers else self._check_joint)(joint)
-            self._add(judge_effort(self._seen))
+            self._add(diagnosis.judge_effort(self._seen))
             if any(f.status == FAIL for f in self.findings if f.name.startswith(("joint", "gripper"))):
                 self._add(Finding("stops", SKIPPED, "not tried: joints do not answer as they are commanded"))
             else:
@@ -144,7 +118,7 @@ class RobotCheck:
         self._add(Finding("robot", OK, f"{last['state']}: {last['word']}"))
         standing = judge_rest(rest, self._joints)
         self._add(standing)
-        for finding in judge_times(states, self._file.rate or self._spec["rate"], self._spec["tick"]):
+        for finding in diagnosis.judge_times(states, self._file.rate or self._spec["rate"], self._spec["tick"]):
             self._add(finding)
         self._check_limits(rest.q[-1])
         if standing.status == FAIL:
@@ -196,17 +170,17 @@ class RobotCheck:
 
     def _request(self, op: str, **arguments: Any) -> Dict[str, Any]:
         """Send what lets something move, of the state that is read now. Raises RobotError."""
-        return self._operator.request(op, generation=self._next()["generation"], **arguments)
+        return self.operator.request(op, generation=self._next()["generation"], **arguments)
 
-    def _watch(self, seconds: float, client: Optional[Client] = None) -> List[Dict[str, Any]]:
+    def _watch(self, seconds: float) -> List[Dict[str, Any]]:
         """States of so many seconds of the server's clock."""
-        states = [self._next(client)]
+        states = [self._next()]
         while states[-1]["moment"] - states[0]["moment"] < seconds:
-            states.append(self._next(client))
+            states.append(self._next())
         return states
 
-    def _next(self, client: Optional[Client] = None) -> Dict[str, Any]:
-        state = (client or self._operator).next_state()
+    def _next(self) -> Dict[str, Any]:
+        state = self.operator.next_state()
         if state["set_point"] is not None and state["q"] is not None:
             self._seen.append(state)
         return state
@@ -229,7 +203,7 @@ class RobotCheck:
         before = Trace.of(self._watch(REST))
         moving = self._jog(joint, angle)
         settling, after = self._watch(REST), self._watch(REST)
-        return judge_answer(joint, before, Trace.of([*moving, *settling]), Trace.of(after), self._joints)
+        return diagnosis.judge_answer(joint, before, Trace.of([*moving, *settling]), Trace.of(after), self._joints)
 
     def _check_joint(self, joint: int) -> None:
         self._show(f"moving joint {self._joints.name(joint)} by 2 degrees and back")
@@ -298,7 +272,7 @@ class RobotCheck:
             for joint in np.flatnonzero(np.abs(moved) > 1e-6).tolist():
                 self._jog(joint, moved[joint])
 
-    def _stream(self, controller: Client, start: np.ndarray) -> None:
+    def _stream(self, controller: RobotClient, start: np.ndarray) -> None:
         """Command the first joint slowly towards 2 degrees from `start`. Raises RobotError where the robot stops."""
         limits = self._file.profiles[CAUTIOUS].limits
         state = controller.next_state()
@@ -313,7 +287,9 @@ class RobotCheck:
             if state["state"] != "RUN":
                 raise RobotError(f"{state['state']}: {state['word']}")
 
-    def _waits_for(self, command: str, states: Sequence[str], name: str, controller: Optional[Client] = None) -> bool:
+    def _waits_for(
+        self, command: str, states: Sequence[str], name: str, controller: Optional[RobotClient] = None
+    ) -> bool:
         """Wait until an operator has brought the robot into one of these states; returns whether it is.
 
         A go is a person's: this program waits for it, and keeps the lease of `controller` that it is for.
@@ -331,15 +307,7 @@ class RobotCheck:
         self._add(Finding(name, SKIPPED, f"not tried: no operator's {command} came"))
         return False
 
-    def hold(self) -> None:
-        """Hold the robot, as the operator."""
-        self._operator.request("hold")
-
-    def stop(self) -> None:
-        """Stop the robot, as the operator."""
-        self._operator.request("stop")
-
-    def reject(self, controller: Client) -> None:
+    def reject(self, controller: RobotClient) -> None:
         """Send commands that are out of order."""
         target = self._next()["set_point"]
         for _ in range(TRIES):
@@ -351,10 +319,10 @@ class RobotCheck:
 
 STOPS: Sequence[Stop] = (
     Stop("release", "released by", HOLD, lambda check, controller: controller.request("release")),
-    Stop("hold", "held by", HELD, lambda check, controller: check.hold()),
+    Stop("hold", "held by", HELD, lambda check, controller: check.operator.request("hold")),
     Stop("controller gone", "the controller is gone", HELD, lambda check, controller: controller.close()),
     Stop("lapse", "no valid command in time", HOLD, lambda check, controller: None),
-    Stop("stop", "stopped by", STOPPED, lambda check, controller: check.stop()),
+    Stop("stop", "stopped by", STOPPED, lambda check, controller: check.operator.request("stop")),
     Stop("silence", "no command for a second", STOPPED, lambda check, controller: None),
     Stop("rejected", "ten commands in a row", STOPPED, lambda check, controller: check.reject(controller)),
 )

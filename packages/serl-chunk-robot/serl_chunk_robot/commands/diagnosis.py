@@ -89,7 +89,6 @@ class Joints(NamedTuple):
 
     @classmethod
     def of(cls, spec: Mapping[str, Any]) -> Joints:
-        """Read the spec of a server's hello."""
         low, high = np.array(spec["low"], np.float64), np.array(spec["high"], np.float64)
         arms = tuple((int(a), int(b)) for a, b in spec["arms"]) or ((0, len(low)),)
         return cls(low, high, tuple(int(j) for j in spec["grippers"]), arms)
@@ -222,9 +221,8 @@ def judge_times(states: Sequence[Mapping[str, Any]], rate: float, tick: float) -
                 {"passes_per_s": passes, **late})
     ]  # fmt: skip
     if passes < 0.8 * rate:
-        out[0] = out[0]._replace(
-            status=FAIL, remedy="End other programs on that computer, or lower `rate` in the file."
-        )
+        slow = "End other programs on that computer, or lower `rate` in the file."
+        out[0] = out[0]._replace(status=FAIL, remedy=slow)
     elif late["p99"] > 0.01:
         out[0] = out[0]._replace(status=WARNING, remedy="Give the server real-time priority (its log has the line).")
     fresh = len(np.unique(trace.stamp)) / seconds

@@ -13,11 +13,7 @@ import numpy as np
 from serl_chunk_robot.client.client import RobotClient, RobotError
 from serl_chunk_robot.control.motions import LONGEST_SWING
 
-LEAST, MOST, STEP = (
-    -0.05,
-    0.45,
-    0.001,
-)  # s: delays that are compared; a later one would be taken for one half a swing off
+LEAST, MOST, STEP = -0.05, 0.45, 0.001  # s: delays that are compared; a later one is taken for one half a swing off
 SEEN = 0.5  # correlation of a picture's change with the joint's motion, below which a camera does not show it
 PARTS = 4  # of a recording, whose delays differ by what the measurement is uncertain about
 PIXELS = 160  # rows and columns of a picture that are compared, at most
@@ -39,9 +35,7 @@ class Recording(NamedTuple):
     set_point: np.ndarray  # float64[N], of the joint
     stamps: np.ndarray  # float64[N], of what was measured
     q: np.ndarray  # float64[N]
-    pictures: Dict[
-        str, List[Tuple[float, float, float]]
-    ]  # moments of a picture and the one before, and their difference
+    pictures: Dict[str, List[Tuple[float, float, float]]]  # moments of the one before and of it, and their difference
     ages: Dict[str, List[float]]  # s from a picture's stamp to its arrival here
 
 

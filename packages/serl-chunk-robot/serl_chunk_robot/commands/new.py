@@ -77,16 +77,10 @@ def write_new(path: Path, driver: str, found: Found) -> str:
         what = f"unknown driver ({driver!r}, expected a built-in name or FILE.py:Class)"
         raise unknown("--driver", driver, list(BUILT_IN), what)
     name = "".join(c if c.isalnum() else "_" for c in path.stem) or "robot"
-    text = TEXT.format(
-        file=path.name,
-        name=name,
-        example=f"\n# With resets, limits and cameras: experiments/robots/{EXAMPLES[driver]}"
-        if driver in EXAMPLES
-        else "",
-        found=_devices(found),
-        driver="\n".join(_driver(driver)),
-        cameras=_cameras(found.cameras),
-    )
+    example = EXAMPLES.get(driver)
+    hint = f"\n# With resets, limits and cameras: experiments/robots/{example}" if example else ""
+    text = TEXT.format(file=path.name, name=name, example=hint, found=_devices(found),
+                       driver="\n".join(_driver(driver)), cameras=_cameras(found.cameras))  # fmt: skip
     create(path, text, "FILE")
     try:
         load(path)

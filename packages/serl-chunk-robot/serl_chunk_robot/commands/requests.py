@@ -76,15 +76,9 @@ def agreed(
 def shown(name: str, state: Dict[str, Any]) -> str:
     """Return a line of what the robot does, who brought that about, and since when."""
     seconds = max(state["moment"] - state["since"], 0.0)
+    ago = f"for {seconds:.0f} s" if seconds < 120 else f"for {seconds / 60:.0f} min"
     held = f", held by {state['held']['by']}" if state["held"] else ""
-    return f"{name}  {state['state']}{held}: {state['word']} ({_ago(seconds)}, generation {state['generation']})"
-
-
-def say_held(name: str, reply: Dict[str, Any], held: Optional[Dict[str, Any]]) -> str:
-    """Return what to print after a request, with what to do where the robot is HELD."""
-    if held:
-        return f"{name}: held by {held['by']}. Run `serl-chunk robot go`."
-    return f"{reply['state']}: {reply['word']}"
+    return f"{name}  {state['state']}{held}: {state['word']} ({ago}, generation {state['generation']})"
 
 
 def send_moving(
@@ -97,7 +91,9 @@ def send_moving(
         arguments = {"controller": state["controller"], "process": state["process"]}
     reply = client.request(command.replace("-", "_"), generation=state["generation"], **arguments)
     after = client.next_state()
-    return say_held(state["robot"], reply, after["held"] if after["generation"] == reply["generation"] else None)
+    if after["held"] and after["generation"] == reply["generation"]:
+        return f"{state['robot']}: held by {after['held']['by']}. Run `serl-chunk robot go`."
+    return f"{reply['state']}: {reply['word']}"
 
 
 def send_calming(client: RobotClient, command: str) -> str:
@@ -150,7 +146,3 @@ def history(client: RobotClient) -> List[str]:
         f"{entry['time']}  {entry['op']:5}  {entry['by']} at {entry['address']}, generation {entry['generation']}"
         for entry in entries
     ] or ["nothing is known of before"]
-
-
-def _ago(seconds: float) -> str:
-    return f"for {seconds:.0f} s" if seconds < 120 else f"for {seconds / 60:.0f} min"

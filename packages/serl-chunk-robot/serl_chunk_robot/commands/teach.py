@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Protocol, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 import numpy as np
 
-from serl_chunk_robot.client.client import RobotError
+from serl_chunk_robot.client.client import RobotClient, RobotError
 from serl_chunk_robot.errors import ConfigError
 from serl_chunk_robot.robot_file.config import RobotFile, load
 from serl_chunk_robot.robot_file.profiles import built_in
@@ -19,13 +19,7 @@ STALE = 1.0  # s without a sample that is believed
 SHOWN = 5.0  # s between two lines
 
 
-class States(Protocol):
-    """What teaching needs of serl_chunk_robot.client.client.RobotClient."""
-
-    def next_state(self, seconds: float = 2.0) -> Dict[str, Any]: ...
-
-
-def extremes(client: States, seconds: float, show: Callable[[str], None] = print) -> Tuple[np.ndarray, np.ndarray]:
+def extremes(client: RobotClient, seconds: float, show: Callable[[str], None] = print) -> Tuple[np.ndarray, np.ndarray]:
     """Record the extremes of each joint for so many seconds; returns low and high, float64[J].
 
     Raises:
@@ -47,8 +41,8 @@ def extremes(client: States, seconds: float, show: Callable[[str], None] = print
                              "move the arms more slowly.")  # fmt: skip
         if state["moment"] - shown > SHOWN:
             shown = state["moment"]
-            left = [j for j in range(len(low)) if high[j] - low[j] < LEAST]
-            show(f"{seconds - (shown - began):.0f} s left; joints that hardly moved: {_listed(left)}")
+            left = ", ".join(str(j) for j in range(len(low)) if high[j] - low[j] < LEAST) or "none"
+            show(f"{seconds - (shown - began):.0f} s left; joints that hardly moved: {left}")
     return low, high
 
 
@@ -127,7 +121,3 @@ def _with_limits(text: str, path: Path, name: str, low: np.ndarray, high: np.nda
 
 def _numbers(values: np.ndarray) -> str:
     return "[{}]".format(", ".join(f"{x:.4f}" for x in values))
-
-
-def _listed(joints: Sequence[int]) -> str:
-    return ", ".join(map(str, joints)) or "none"

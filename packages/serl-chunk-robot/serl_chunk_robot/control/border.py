@@ -7,6 +7,7 @@ that has itself failed.
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import Any, Callable, Mapping, Optional, Tuple
 
@@ -15,6 +16,9 @@ import numpy as np
 from serl_chunk_robot.drivers.base import Driver, DriverError, DriverSpec, Event, Reading
 from serl_chunk_robot.safety.motion import Rates, SetPoint, braked
 
+logger = logging.getLogger(__name__)
+
+ANSWER = 0.1  # s until a driver that did not answer a stop is stopped by its next level
 LONGEST, MOST = 400, 16  # characters of a text, and faults, that are kept
 LARGEST = 1 << 19  # bytes of all extras: a state with more would reach no client
 FAILURES = 20  # set points in a row that the driver does not take, until `brake_alone` gives up
@@ -66,6 +70,7 @@ class Border:
 
     def __init__(self, driver: Driver) -> None:
         self._driver, self._spec = driver, driver.spec()
+        self.grippers = list(self._spec.grippers)
 
     def read(self) -> Reading:
         return self._guarded(lambda: checked(self._driver.read(), self._spec))  # type: ignore[no-any-return]
@@ -87,6 +92,45 @@ class Border:
             return call()
         except BaseException as e:  # SystemExit of a library, too: the arms need a loop that brakes them
             raise DriverError(text_of(e)) from e
+
+
+class DriverStop:
+    """A stop on its way to the driver: it is reported until the driver answers, each time by a higher level."""
+
+    def __init__(self, driver: Border) -> None:
+        self._driver = driver
+        self._pending: Optional[Tuple[float, int, str]] = None  # since when, level, why
+        self._own_means = False  # the driver stopped the robot without the loop
+
+    @property
+    def answered(self) -> bool:
+        return self._pending is None
+
+    def begin(self, now: float, why: str) -> None:
+        self._pending = self._pending or (now, 0, why)
+
+    def forget(self) -> None:
+        self._pending = None
+
+    def report(self, now: float) -> None:
+        """Report the stop once more, if there is one. For each pass."""
+        if self._pending is None:
+            return
+        since, level, why = self._pending
+        if now - since >= ANSWER:
+            since, level = now, level + 1
+            self._own_means = True
+        try:
+            answered = self._driver.stop(why, level)
+        except DriverError as e:
+            logger.warning("the driver failed to stop the robot (level %d): %s", level, e)
+            answered = False
+        self._pending = None if answered else (since, level, why)
+
+    def used_own_means(self) -> bool:
+        """Whether the driver stopped the robot without the loop since the last call."""
+        used, self._own_means = self._own_means, False
+        return used
 
 
 def brake_alone(

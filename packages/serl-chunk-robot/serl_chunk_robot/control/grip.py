@@ -8,22 +8,14 @@ nothing moves in HOLD: their time counts, and they relax once the robot moves ag
 
 from __future__ import annotations
 
-from typing import NamedTuple, Tuple
+from typing import Tuple
 
 import numpy as np
 
-from serl_chunk_robot.safety.limits import Limits
+from serl_chunk_robot.safety.limits import GripLimits, Limits
 
 GIVE = 0.02  # of a gripper's range: how far below the measured place a relaxed one still aims
 GRIP = "grip"  # the reason of a pass in which a gripper was relaxed
-SECONDS = 10.0  # unless the profile sets another time
-
-
-class GripLimits(NamedTuple):
-    """Of the grippers, in a profile. Other joints, and grippers without a limit, have an infinite effort."""
-
-    effort: np.ndarray  # float64[J], of either sign
-    seconds: float = SECONDS
 
 
 class Grip:
@@ -33,8 +25,7 @@ class Grip:
     """
 
     def __init__(self, limits: Limits) -> None:
-        given = limits.grip
-        self._of = given if isinstance(given, GripLimits) else GripLimits(np.full(len(limits.low), np.inf))
+        self._of = limits.grip or GripLimits(np.full(len(limits.low), np.inf))
         self._give = GIVE * (limits.high - limits.low)
         self.begin()
 

@@ -11,58 +11,33 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from typing import Callable, Dict, NamedTuple, Optional, Protocol, Tuple
+from typing import Callable, Dict, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from serl_chunk_robot.control.border import Border, brake_alone, text_of
+from serl_chunk_robot.control.border import ANSWER, Border, DriverStop, brake_alone, text_of
 from serl_chunk_robot.control.grip import GRIP, Grip
+from serl_chunk_robot.control.own_motion import Motion, OwnMotion, Resistance
 from serl_chunk_robot.control.pursuit import Pursuit
-from serl_chunk_robot.control.track import Track
+from serl_chunk_robot.control.track import Commands
 from serl_chunk_robot.drivers.base import Driver, DriverError, Event, Reading
 from serl_chunk_robot.safety.gate import Command, Gate
 from serl_chunk_robot.safety.limits import Limits
 from serl_chunk_robot.safety.measured import Measured, Sample
 from serl_chunk_robot.safety.motion import SetPoint, braked
-from serl_chunk_robot.safety.table import (
-    BRAKE,
-    HELD,
-    HOLD,
-    MOVE,
-    OPERATOR,
-    RUN,
-    SERVER,
-    STANDING,
-    STOPPED,
-    Machine,
-    Transition,
-)
+from serl_chunk_robot.safety.table import BRAKE, HELD, HOLD, MOVE, OPERATOR, RUN, SERVER, STOPPED, Machine, Transition
 from serl_chunk_robot.safety.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
 GAP = 0.1  # s between two passes, or in one before its set point is sent: nothing is known of what was between
-ANSWER = 0.1  # s until a driver that did not answer a stop is stopped by its next level
 GO_LASTS = 600.0  # s in HOLD, after which an operator has to say go again
-PARKED, PARKED_WITHIN = 0.05, 1.0  # rad of each joint but grippers, and s until they are there, before torque goes off
 CALMS = ("stop", "hold", "release", "lost", "moved")  # are obeyed whatever generation they are of
 CATCHING_UP = "catching_up"  # the reason of a pass that the gate left alone, and that led back onto the path
 
 
 class Refused(Exception):
     """A request that is not possible now, in one sentence."""
-
-
-class Resistance(Exception):
-    """Raised by a motion that met an effort above its limit: the robot brakes to HOLD."""
-
-
-class Motion(Protocol):
-    """A motion of the server's own, in the state MOVE."""
-
-    def goal(self, at: SetPoint, reading: Reading, now: float) -> Optional[np.ndarray]:
-        """The next goal, float64[J]; None once the motion is done, and then at every call. Raises Resistance."""
-        ...
 
 
 class Status(NamedTuple):
@@ -90,7 +65,6 @@ class RobotLoop:
 
     Args:
         driver: connected.
-        dt: seconds of a pass.
         tick: seconds of a control tick.
         clock: seconds that go on while the machine is suspended, which moments of passes may leave out.
         on_transition: called with each transition, for the log and the operator's console.
@@ -98,31 +72,23 @@ class RobotLoop:
     """
 
     def __init__(
-        self, driver: Driver, gate: Gate, *, measured: Measured, dt: float, tick: float,
-        clock: Callable[[], float], on_transition: Callable[[Transition], None] = lambda transition: None,
-        needs_go: bool = True,
+        self, driver: Driver, gate: Gate, *, measured: Measured, tick: float, clock: Callable[[], float],
+        on_transition: Callable[[Transition], None] = lambda transition: None, needs_go: bool = True,
     ) -> None:  # fmt: skip
-        self._driver, self._gate, self._measured, self._dt, self._tick = Border(driver), gate, measured, dt, tick
+        self._driver, self._gate, self._measured = Border(driver), gate, measured
         self._on_transition, self._clock = on_transition, clock
         self.machine, self._watchdog = Machine(needs_go), Watchdog(tick)
-        self._expires, self._grippers = needs_go, list(driver.spec().grippers)
         self._since = 0.0  # when the state was entered
         self._at: Optional[SetPoint] = None  # None: it is not known what the arms were commanded last
-        self._due = 0.0  # when the arms are to be at the set point: seconds of passes since the first
-        self._track: Optional[Track] = None
-        self._pursuit, self._grip = Pursuit(gate.limits, dt), Grip(gate.limits)
-        self._motion: Optional[Motion] = None
-        self.motion = self.done = 0  # numbers of the newest motion, and of the newest one that went as planned
-        self._ends: Optional[Tuple[str, np.ndarray]] = None  # who ends the day, and the pose, float64[J], for it
-        self._ended_at: Optional[float] = None  # when the set point was there
-        self._number, self._rejection = -1, ""
+        self._commands = Commands(gate, self._watchdog, tick)
+        self._pursuit, self._grip = Pursuit(gate.limits, gate.dt), Grip(gate.limits)
+        self.motion = OwnMotion(measured, self._driver.grippers)
         self._last_pass: Optional[Tuple[float, float]] = None  # its moment, and that of the clock
         self._newest: Optional[Reading] = None  # of the last pass, believed or not
         self._reading: Optional[Reading] = None  # the newest that was believed
         self.causes: Dict[str, str] = {}  # events that the last pass found, and their details
-        self._stopping: Optional[Tuple[float, int, str]] = None  # since when, level, why: the driver has not answered
+        self._stopping = DriverStop(self._driver)
         self._unsent: Optional[float] = None  # since when the driver takes no set points
-        self._own_means = False  # the driver stopped the robot without the loop
 
     @property
     def validity(self) -> float:
@@ -137,7 +103,7 @@ class RobotLoop:
         """Move within other limits from now on. Raises Refused while the robot moves."""
         if self.machine.moving:
             raise Refused(f"profile: not while the robot moves ({self.machine.state})")
-        self._gate.limits, self._pursuit, self._grip = limits, Pursuit(limits, self._dt), Grip(limits)
+        self._gate.limits, self._pursuit, self._grip = limits, Pursuit(limits, self._gate.dt), Grip(limits)
 
     # Requests of clients.
 
@@ -162,7 +128,7 @@ class RobotLoop:
         state = self.machine.state
         if event == "clear" and (state, role) == (STOPPED, OPERATOR):
             self._check_clear()
-        elif state in STANDING and event in ("arm", "torque_off", "end") and self._measured.doubtful:
+        elif self.machine.standing and event in ("arm", "torque_off", "end") and self._measured.doubtful:
             raise Refused(f"{event}: the measured state cannot be trusted ({self._measured.reason})")
         elif state == HELD and event in ("arm", "reset"):
             raise Refused(f"{event}: {self.shown_hold(now)}")
@@ -172,17 +138,13 @@ class RobotLoop:
         if event == "clear":
             self._cleared()
         elif event == "arm":
-            self._gate.begin()
-            self._number = -1
-            self._watchdog.armed(now)
+            self._commands.begin(now)
         elif event in ("release", "hold", "lost", "moved"):
             self._watchdog.released()
         elif event == "torque_off":
             self._torque_off(now)
         elif self.machine.state == MOVE:
-            self._motion = motion
-            self.motion += 1
-            self._ends, self._ended_at = None if ends is None else (by, ends), None
+            self.motion.begin(motion, None if ends is None else (by, ends))
         return done
 
     def check_generation(self, event: str, generation: int) -> None:
@@ -233,25 +195,11 @@ class RobotLoop:
         if self.machine.state != RUN or self._at is None:
             self._gate.counts["state"] += 1
             return "state"
-        reason = self._gate.rejects(
-            command, self._at, generation=self.machine.generation, validity=self.validity, first=self._track is None
-        )
-        if reason:
-            self._rejection = reason
-            self._watchdog.rejected()
-            return reason
-        self._watchdog.commanded(now)
-        target = np.array(command.target, np.float64)
-        self._track = Track(
-            self._at.position, target, self._due, tick=self._tick, dt=self._dt, before=self._track,
-            acceleration=self._gate.limits.rates.acceleration,
-        )  # fmt: skip
-        self._number = command.number
-        return ""
+        return self._commands.take(command, self._at, now, self.machine.generation)
 
     def _check_clear(self) -> None:
         newest, measured = self._newest, self._measured
-        if self._stopping is not None:
+        if not self._stopping.answered:
             raise Refused("clear: the driver has not answered the stop yet")
         if newest is not None and (newest.faults or not newest.torque):
             try:
@@ -277,7 +225,8 @@ class RobotLoop:
             self._at = SetPoint.standing(self._measured.good.q)
 
     def _torque_off(self, now: float) -> None:
-        self._at = self._stopping = None
+        self._at = None
+        self._stopping.forget()
         try:
             self._driver.set("torque", False)
         except DriverError as e:
@@ -301,24 +250,24 @@ class RobotLoop:
         self._read(now, before)
         due = self._watchdog.event(now, self.machine.state)
         if due:
-            self._apply(due, SERVER, now=now, detail=self._rejection)
-        if self._expires and self.machine.state == HOLD and now - self._since > GO_LASTS:
+            self._apply(due, SERVER, now=now, detail=self._commands.rejection)
+        if self.machine.needs_go and self.machine.state == HOLD and now - self._since > GO_LASTS:
             self._apply("expired", SERVER, now=now, detail=f"{GO_LASTS / 60:g} minutes")
         factor, reason = 0.0, ""
         if self._at is not None and self.machine.state != STOPPED:
             factor, reason = self._move(self._at, now, before)
         if self.machine.state == BRAKE and (self._at is None or self._at.stands):
             self._apply("standing", SERVER, now=now)
-        self._answer(now)
-        if self.machine.state == STOPPED and self._own_means:
-            self._at, self._own_means = None, False
+        self._stopping.report(now)
+        if self.machine.state == STOPPED and self._stopping.used_own_means():
+            self._at = None
         return self._status(now, factor, reason, () if self._newest is None else self._newest.events)
 
     def _status(self, now: float, factor: float, reason: str, events: Tuple[Event, ...]) -> Status:
         machine = self.machine
         return Status(now, machine.state, machine.word, machine.generation, self.set_point, self._reading,
-                      self._number, factor, reason, events, self._stopping is None, self.motion, self.done,
-                      self._since, self.held)  # fmt: skip
+                      self._commands.number, factor, reason, events, self._stopping.answered, self.motion.number,
+                      self.motion.done, self._since, self.held)  # fmt: skip
 
     def _read(self, now: float, before: Dict[str, str]) -> None:
         self._newest = None
@@ -333,7 +282,7 @@ class RobotLoop:
         self._newest = reading
         if believed:
             self._reading = reading
-            self._grip.measured(reading.q, reading.effort, self._dt)
+            self._grip.measured(reading.q, reading.effort, self._gate.dt)
             fast = np.abs(reading.dq) > self._gate.limits.overspeed
             if fast.any():
                 joint = int(np.argmax(fast))
@@ -350,12 +299,12 @@ class RobotLoop:
         """Advance the set point by one pass and command it; returns the factor and the reason of `Status`."""
         goal = None
         if self.machine.state == RUN:
-            goal = at.position if self._track is None else self._track.goal(self._due + self._dt)
+            goal = self._commands.goal(at)
         elif self.machine.state == MOVE:
             goal = self._goal_of_motion(at, now, before)
         goal, relaxed = (None, False) if goal is None else self._grip.goal(goal)
         passed, factor, reason = at, 0.0, ""
-        if self.machine.state not in STANDING:
+        if not self.machine.standing:
             good = self._measured.good
             place, follows = (None, False) if goal is None else self._pursuit.place(at, goal)
             passed, factor, reason = self._gate.step(at, place, at.position if good is None else good.q)
@@ -369,7 +318,7 @@ class RobotLoop:
         if self._clock() - self._last_pass[1] > GAP:  # so long, above all in a call of the driver
             passed, factor, reason = SetPoint.standing(at.position), 0.0, ""
         try:
-            self._driver.command(passed.position.copy(), self._dt)
+            self._driver.command(passed.position.copy(), self._gate.dt)
         except DriverError as e:
             # The set point stays the last one that the driver took, until nothing is known of it.
             self._unsent = now if self._unsent is None else self._unsent
@@ -378,58 +327,37 @@ class RobotLoop:
                 self._at = None
             return 0.0, ""
         self._at, self._unsent = passed, None
-        self._due += self._dt
+        self._commands.passed()
         return factor, reason
 
     def _share(self, at: SetPoint, place: np.ndarray, goal: np.ndarray) -> float:
         """How far the set point goes from where braking leads towards its goal, below 1."""
-        way = goal - (brake := braked(at, self._gate.limits.rates, self._dt).position)
+        way = goal - (brake := braked(at, self._gate.limits.rates, self._gate.dt).position)
         return float(min(max(np.dot(place - brake, way) / max(np.dot(way, way), 1e-300), 0.0), 0.999))
 
     def _goal_of_motion(self, at: SetPoint, now: float, before: Dict[str, str]) -> Optional[np.ndarray]:
-        goal = None
         try:
-            if self._motion is not None and self._reading is not None:
-                goal = self._motion.goal(at, self._reading, now)
-            if goal is not None and not (goal.shape == at.position.shape and np.isfinite(goal).all()):
-                raise ValueError(f"its goal is not {at.position.size} finite numbers")
+            goal = None if self._reading is None else self.motion.goal(at, self._reading, now)
         except Resistance as e:
             self._apply("effort", SERVER, now=now, detail=str(e))
             return None
         except BaseException as e:  # of the driver's methods that a motion calls
             self._stop("fault", "a motion failed: " + text_of(e), now, before)
             return None
-        pressing = getattr(self._motion, "pressing", "")
+        pressing = self.motion.pressing
         if pressing:
             self.machine.word = f"the motion met resistance: {pressing}; going back"
         if goal is None and at.stands:
-            if self._ends is not None and not self._parked(now):
+            if not self.motion.parked(now):
                 return at.position
             self._finish(now)
         return goal
 
-    def _parked(self, now: float) -> bool:
-        """Whether the arms are measured where they may lose their torque, or did not get there in time."""
-        assert self._ends is not None
-        self._ended_at = now if self._ended_at is None else self._ended_at
-        return not self._apart() or now - self._ended_at > PARKED_WITHIN
-
-    def _apart(self) -> str:
-        """Which joint is measured away from the pose of `_ends`; empty where none is."""
-        assert self._ends is not None
-        good = self._measured.good
-        if good is None or self._measured.doubtful:
-            return "the measured state cannot be trusted"
-        apart = np.abs(good.q - self._ends[1])
-        apart[self._grippers] = 0.0
-        joint = int(np.argmax(apart))
-        return f"joint {joint} is measured {apart[joint]:.3f} away from the pose" if apart[joint] > PARKED else ""
-
     def _finish(self, now: float) -> None:
         """End a motion that went as planned; the last of a day with torque off, where the arms got to their pose."""
-        ends, apart = self._ends, "" if self._ends is None else self._apart()
+        ends, apart = self.motion.ends, self.motion.apart()
         self._apply("done", SERVER, now=now)
-        self.done = self.motion
+        self.motion.done = self.motion.number
         if ends is None:
             return
         if apart:
@@ -437,21 +365,6 @@ class RobotLoop:
             return
         self._apply("torque_off", OPERATOR, by=ends[0], now=now)
         self._torque_off(now)
-
-    def _answer(self, now: float) -> None:
-        """Report a stop to the driver until it answers, by a higher level each time that it did not."""
-        if self._stopping is None:
-            return
-        since, level, why = self._stopping
-        if now - since >= ANSWER:
-            since, level = now, level + 1
-            self._own_means = True
-        try:
-            answered = self._driver.stop(why, level)
-        except DriverError as e:
-            logger.warning("the driver failed to stop the robot (level %d): %s", level, e)
-            answered = False
-        self._stopping = None if answered else (since, level, why)
 
     def fail(self, error: BaseException, pause: Callable[[], None]) -> Status:
         """Brake with nothing of the loop, because a pass raised `error`, and latch. No other pass may follow.
@@ -461,7 +374,7 @@ class RobotLoop:
         """
         machine, (now, began) = self.machine, self._last_pass or (0.0, self._clock())
         if self._at is not None and machine.state != STOPPED:
-            self._at = brake_alone(self._driver, self._at, self._gate.limits.rates, self._dt,
+            self._at = brake_alone(self._driver, self._at, self._gate.limits.rates, self._gate.dt,
                                    began, GAP, self._clock, pause)  # fmt: skip
         machine.fail(f"the server failed: {text_of(error)}")
         logger.critical("%s: %s", machine.state, machine.word)
@@ -478,14 +391,15 @@ class RobotLoop:
             if self.machine.state != state or event in ("hold", "clear"):
                 self._since = now
             # The last line before the driver: nothing of another state or an older generation is left to command.
-            self._track = self._motion = self._ends = None
+            self._commands.drop()
+            self.motion.drop()
             self._pursuit.begin()
             if event not in ("standing", "hold", "release", "lost") and STOPPED in (
                 self.machine.state,
                 self.machine.then,
             ):
                 self._watchdog.released()
-                self._stopping = self._stopping or (now, 0, done.word)
+                self._stopping.begin(now, done.word)
             self._on_transition(done)
         return done
 

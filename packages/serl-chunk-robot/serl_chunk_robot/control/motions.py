@@ -10,8 +10,7 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 
 import numpy as np
 
-from serl_chunk_robot.control.grip import GripLimits
-from serl_chunk_robot.control.loop import Resistance
+from serl_chunk_robot.control.own_motion import Resistance
 from serl_chunk_robot.control.yielding import Yielding
 from serl_chunk_robot.drivers.base import Reading
 from serl_chunk_robot.errors import ConfigError
@@ -119,7 +118,7 @@ class MinimumJerkMove:
 
 
 class StepSequence(Yielding):
-    """Steps one after the other: a `loop.Motion`. All calls come from the loop's thread.
+    """Steps one after the other: a `own_motion.Motion`. All calls come from the loop's thread.
 
     Args:
         start: set point of the robot, which stands, float64[J].
@@ -150,7 +149,7 @@ class StepSequence(Yielding):
         self._glide: Optional[MinimumJerkMove] = None
         self._there: Optional[float] = None  # since when the robot is at a step's end
         self._proceed = False
-        relaxes = limits.grip.effort if isinstance(limits.grip, GripLimits) else np.full(len(start), np.inf)
+        relaxes = np.full(len(start), np.inf) if limits.grip is None else limits.grip.effort
         self._waited_for = np.isinf(relaxes)  # a gripper that may relax need not get to its goal
         place = np.array(start, np.float64)
         for name, step in steps:
@@ -261,7 +260,7 @@ class Jog(StepSequence):
 
 
 class Oscillation(Yielding):
-    """One joint to and fro around where it stands, at once, so that delays can be measured: a `loop.Motion`.
+    """One joint to and fro around where it stands, at once, so that delays can be measured: a `own_motion.Motion`.
 
     Args:
         start: set point of the robot, which stands, float64[J].
@@ -313,7 +312,6 @@ def _check_jog(size: int, joint: int, angle: float) -> None:
 
 
 def _minimal_jerk(time: np.ndarray) -> np.ndarray:
-    """The share of the way at shares of the time."""
     return time**3 * (10 - 15 * time + 6 * time * time)
 
 

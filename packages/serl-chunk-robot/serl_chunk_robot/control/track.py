@@ -1,10 +1,14 @@
-"""The path to the target of a command, on which the loop leads the robot from tick to tick."""
+"""The commands of a controller, and the path that their targets make, on which the loop leads the robot."""
 
 from __future__ import annotations
 
 from typing import Optional
 
 import numpy as np
+
+from serl_chunk_robot.safety.gate import Command, Gate
+from serl_chunk_robot.safety.motion import SetPoint
+from serl_chunk_robot.safety.watchdog import Watchdog
 
 EARLY = 1.5  # passes that a command may come before the one before it was reached, and wait for that
 
@@ -61,3 +65,53 @@ class Track:
     def _share(self, moment: float) -> float:
         s = (moment - self._began) / self._seconds
         return s if s < 1 - 1e-9 else 1.0
+
+
+class Commands:
+    """What was taken of a controller's commands since it armed.
+
+    Args:
+        watchdog: notes when a command was taken or rejected.
+        tick: seconds of a control tick.
+    """
+
+    def __init__(self, gate: Gate, watchdog: Watchdog, tick: float) -> None:
+        self.number = -1  # of the newest that was taken
+        self.rejection = ""  # of the newest that was not
+        self._gate, self._watchdog, self._tick = gate, watchdog, tick
+        self._track: Optional[Track] = None  # since the robot was armed
+        self._due = 0.0  # when the arms are to be at the set point: seconds of passes since the first
+
+    def begin(self, now: float) -> None:
+        self._gate.begin()
+        self.number = -1
+        self._watchdog.armed(now)
+
+    def drop(self) -> None:
+        """Forget the path: the robot is in another state, or of another generation."""
+        self._track = None
+
+    def take(self, command: Command, at: SetPoint, now: float, generation: int) -> str:
+        """Take a command from the set point `at` on, or return the gate's reason why not."""
+        reason = self._gate.rejects(
+            command, at, generation=generation, validity=self._watchdog.validity, first=self._track is None
+        )
+        if reason:
+            self.rejection = reason
+            self._watchdog.rejected()
+            return reason
+        self._watchdog.commanded(now)
+        self._track = Track(
+            at.position, np.array(command.target, np.float64), self._due, tick=self._tick, dt=self._gate.dt,
+            before=self._track, acceleration=self._gate.limits.rates.acceleration,
+        )  # fmt: skip
+        self.number = command.number
+        return ""
+
+    def goal(self, at: SetPoint) -> np.ndarray:
+        """Return where the path leads in this pass, float64[J]; the set point before the first command."""
+        return at.position if self._track is None else self._track.goal(self._due + self._gate.dt)
+
+    def passed(self) -> None:
+        """A set point was sent: the path goes on by a pass."""
+        self._due += self._gate.dt

@@ -7,7 +7,7 @@ from typing import Deque, Generator, Optional, Sequence, Tuple
 
 import numpy as np
 
-from serl_chunk_robot.control.loop import Resistance
+from serl_chunk_robot.control.own_motion import Resistance
 from serl_chunk_robot.drivers.base import Reading
 from serl_chunk_robot.safety.limits import Limits
 from serl_chunk_robot.safety.motion import SetPoint
@@ -49,7 +49,7 @@ class Yielding:
         self._back: Optional[Generator[Optional[np.ndarray], _Pass, None]] = None
 
     def advance(self, at: SetPoint, reading: Reading, now: float) -> Optional[np.ndarray]:
-        """The next goal; see `loop.Motion`."""
+        """The next goal; see `own_motion.Motion`."""
         raise NotImplementedError
 
     def goal(self, at: SetPoint, reading: Reading, now: float) -> Optional[np.ndarray]:

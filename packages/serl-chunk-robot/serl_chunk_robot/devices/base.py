@@ -44,10 +44,8 @@ class DriveStatus(NamedTuple):
 class Sample(NamedTuple):
     """The newest reading of one device. Its arrays are the caller's own."""
 
-    twist: Optional[
-        np.ndarray
-    ]  # float64[6] in [-1, 1]: x forward, y left, z up, and turns about them; None: it has none
-    joints: Optional[np.ndarray]  # float64[J] of a leader: rad, and grippers from 0 closed to 1 open; None: it has none
+    twist: Optional[np.ndarray]  # float64[6] in [-1, 1]: x forward, y left, z up, and turns about them; or none
+    joints: Optional[np.ndarray]  # float64[J] of a leader: rad, and grippers from 0 closed to 1 open; or none
     buttons: Tuple[bool, ...]  # pressed now
     stamp: float  # monotonic s: see the module
     alive: bool  # False: unplugged, closed, or silent for 0.2 s where reports are regular; the twist is zero then
@@ -72,11 +70,9 @@ class InputDevice(Protocol):
 
     def read(self) -> Sample:
         """Return the newest reading. It never waits."""
-        ...
 
     def close(self) -> None:
         """Close the device. Readings are not alive from then on."""
-        ...
 
 
 def lifeless(sample: Sample) -> Sample:

@@ -32,7 +32,6 @@ class EvdevDevice(PolledDevice):
 
     Args:
         device: a path, or part of the name of one link in /dev/input/by-id.
-        clock: the machine's monotonic clock, s.
 
     Raises:
         DeviceError: no library, no such device, no rights, or grabbed by another program.
@@ -49,11 +48,7 @@ class EvdevDevice(PolledDevice):
 
     def keys(self) -> List[KeyEvent]:
         """Return the events of named keys since the last call, oldest first."""
-        events = []
-        with contextlib.suppress(IndexError):
-            while True:
-                events.append(self._events.popleft())
-        return events
+        return [self._events.popleft() for _ in range(len(self._events))]
 
     def _names(self) -> Mapping[int, str]:
         """Return code -> name of the keys whose events `keys` returns."""
@@ -145,18 +140,14 @@ def key_codes(codes: Any) -> Dict[str, int]:
 
 def find(device: str) -> str:
     """Return the path of a device. Raises DeviceError for none, several, or one that may not be read."""
+    links = sorted(Path(BY_ID).glob("*-event-*"))
     if "/" in device:
         found = [Path(device)] if Path(device).exists() else []
     else:
-        found = [link for link in _links() if device and device in link.name]
+        found = [link for link in links if device and device in link.name]
     if len(found) != 1:
         what = f"{len(found)} devices have this in their names" if found else "no such device. Is it plugged in?"
-        there = listed([link.name for link in _links()])
-        raise DeviceError(f"{device!r}: {what} (in {BY_ID}: {there})")
+        raise DeviceError(f"{device!r}: {what} (in {BY_ID}: {listed([link.name for link in links])})")
     if not os.access(found[0], os.R_OK):
         raise DeviceError(f"{found[0]}: not permitted. Run: sudo usermod -aG input $USER, and log in anew")
     return str(found[0])
-
-
-def _links() -> List[Path]:
-    return sorted(Path(BY_ID).glob("*-event-*"))

@@ -29,7 +29,6 @@ class Keyboard(EvdevDevice):
         device: a path, or part of the name of one link in /dev/input/by-id.
         moves: key -> (number of the axis, 1 or -1). Opposite keys add up to 0.
         buttons: keys of the reading's buttons.
-        clock: the machine's monotonic clock, s.
 
     Raises:
         DeviceError: as `EvdevDevice`; an unknown key, or one with two meanings.
@@ -68,7 +67,6 @@ class FootPedal(EvdevDevice):
     Args:
         device: a path, or part of the name of one link in /dev/input/by-id.
         pedals: name -> key. The names are those of the events.
-        clock: the machine's monotonic clock, s.
 
     Raises:
         DeviceError: as `EvdevDevice`; an unknown key, or one of two pedals.

@@ -42,7 +42,6 @@ class Gamepad(EvdevDevice):
     Args:
         device: a path, or part of the name of one link in /dev/input/by-id.
         dead_zone: share of a stick's way around its middle that is rest, or the pad's own if that is larger.
-        clock: the machine's monotonic clock, s.
         keys: names of buttons that are an operator's keys: events alone, never pressed in the reading.
 
     Raises:

@@ -35,7 +35,6 @@ class Gello(PolledDevice):
         signs: 1 or -1 for each joint.
         gripper_closed, gripper_open: angles of the gripper's servo, rad; default: no gripper.
         baud: of the line, as the servos have it.
-        clock: the machine's monotonic clock, s.
 
     Raises:
         DeviceError: no library, no such port, no rights, servos that do not answer, or lists of other lengths.

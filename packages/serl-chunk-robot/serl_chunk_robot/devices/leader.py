@@ -28,9 +28,6 @@ def leaders_ros1(
     Args:
         arms: names of the leaders' nodes.
         gripper_closed, gripper_open: angles of a leader gripper's motor, rad.
-
-    Raises:
-        DeviceError: as `LeaderArms`.
     """
     return LeaderArms(Ros1(), arms, Gripper(gripper_closed, gripper_open))
 
@@ -88,7 +85,6 @@ class LeaderArms:
                 raise DeviceError(f"/{arm}/joint_states: {why}")
 
     def read(self) -> Sample:
-        """Return the newest reading. It never waits."""
         states = [self._states[arm] for arm in self._arms]
         stamp = min(at for _, at in states)
         sample = Sample(None, np.concatenate([joints for joints, _ in states]), (), stamp, True)

@@ -8,14 +8,15 @@ and whenever something is in its way, it has none.
 from __future__ import annotations
 
 import logging
-from typing import NamedTuple, Optional, Protocol, Tuple
+from typing import NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from serl_chunk_robot.control.loop import Resistance
 from serl_chunk_robot.control.motions import Step, StepSequence
+from serl_chunk_robot.control.own_motion import Resistance
 from serl_chunk_robot.control.pursuit import Pursuit
 from serl_chunk_robot.devices.base import FAILED, KEEPS, MOVES, THERE, WAITS, DriveStatus, Sample
+from serl_chunk_robot.devices.lerobot_motors import LeRobotMotors
 from serl_chunk_robot.devices.neutral import APART
 from serl_chunk_robot.drivers.base import Reading
 from serl_chunk_robot.errors import SerlChunkError
@@ -37,26 +38,6 @@ SETTLES = 1.0  # s in which a leader comes so near once its set point is there
 KEEPS_MOST = 10.0  # s with torque at its arm
 
 
-class Motors(Protocol):
-    """The motors of a leader. All calls come from the thread that reads it, and raise what its library raises."""
-
-    def reach(self) -> Tuple[np.ndarray, np.ndarray]:
-        """Return the lowest and highest joints that they can reach, float64[J] each."""
-        ...
-
-    def hold(self, joints: np.ndarray) -> None:
-        """Give all motors torque, limited, with a set point where they are, float64[J]."""
-        ...
-
-    def move(self, joints: np.ndarray) -> None:
-        """Command joints in rad and grippers from 0 closed to 1 open, float64[J]."""
-        ...
-
-    def release(self) -> None:
-        """Take all motors' torque. Raises where one may have it still."""
-        ...
-
-
 class Permission(NamedTuple):
     """The server's permission to drive at one moment."""
 
@@ -76,7 +57,7 @@ class LeaderDrive:
         size: its joints and grippers.
     """
 
-    def __init__(self, name: str, motors: Motors, size: int) -> None:
+    def __init__(self, name: str, motors: LeRobotMotors, size: int) -> None:
         self._name, self.motors, self.size = name, motors, size
         self.status = DriveStatus()
         self._permission: Optional[Permission] = None  # the newest

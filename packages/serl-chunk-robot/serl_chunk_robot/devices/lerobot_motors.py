@@ -1,4 +1,4 @@
-"""The motors of LeRobot's leaders, as `drive` drives them: Feetech's alone, whose torque can be limited."""
+"""The motors of LeRobot's leaders, as `leader_motion` drives them: Feetech's alone, whose torque can be limited."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ def can_drive(arms: Sequence[Arm]) -> bool:
 
 
 class LeRobotMotors:
-    """The motors of a leader with one arm or two; see `drive.Motors`.
+    """The motors of a leader with one arm or two: joints in rad, and grippers from 0 closed to 1 open.
+
+    All calls come from the thread that reads the leader, and raise what LeRobot raises.
 
     Args:
         arms: whose buses are open.
@@ -35,7 +37,7 @@ class LeRobotMotors:
         self._limit = max(1, round(FULL * torque))
 
     def reach(self) -> Tuple[np.ndarray, np.ndarray]:
-        """Return the ends of the calibrated ranges, in the order of the joints."""
+        """Return the lowest and highest joints of the calibrated ranges, float64[J] each."""
         ends: Dict[str, Tuple[float, float]] = {}
         for arm in self._arms:
             for name, motor in arm.bus.motors.items():
@@ -59,7 +61,6 @@ class LeRobotMotors:
             arm.bus.enable_torque(num_retry=TRIES - 1)
 
     def move(self, joints: np.ndarray) -> None:
-        """Send a set point to all motors at once."""
         values = dict(zip(self._names, (joints / self._scale).tolist()))
         for arm in self._arms:
             arm.bus.sync_write("Goal_Position", {motor: values[arm.prefix + motor] for motor in arm.bus.motors})

@@ -33,7 +33,6 @@ class LeRobotTeleoperator(PolledDevice):
         grippers: names of those that are grippers; without it those that end with "gripper".
         scale: what LeRobot's numbers are multiplied by; without it, it follows from the motors' units and calibration.
         drive_torque: share of their torque that Feetech's motors have while they are driven (`devices.drive`).
-        clock: the machine's monotonic clock, s.
 
     Raises:
         DeviceError: an option that cannot be, no LeRobot, no such teleoperator, one that gives no joint positions,

@@ -50,7 +50,6 @@ class PolledDevice:
         self._thread.start()
 
     def read(self) -> Sample:
-        """Return the newest reading. It never waits."""
         sample = self._sample
         if self._ending.is_set() or self._clock() - sample.stamp > SILENT:
             sample = lifeless(sample)
@@ -59,7 +58,6 @@ class PolledDevice:
         return unshared(sample)
 
     def close(self) -> None:
-        """Close the device. Readings are not alive from then on."""
         self._ending.set()
         if self._thread is not threading.current_thread():
             self._thread.join(JOINS)

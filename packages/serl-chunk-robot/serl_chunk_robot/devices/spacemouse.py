@@ -42,7 +42,6 @@ class SpaceMouse(PolledDevice):
     Args:
         path: of its hidraw device, or a link to it; default: the only mouse that is connected.
         silence: s; `math.inf` for a device that reports changes only.
-        clock: the machine's monotonic clock, s.
 
     Raises:
         DeviceError: no library, no such mouse, no rights, or several mice without a path.
@@ -146,12 +145,8 @@ def _library() -> Any:
         raise DeviceError(
             f"SpaceMouse: pyspacemouse cannot be imported ({e}). Run: pip install 'pyspacemouse>=2.1'"
         ) from e
-    vars(api)["print"] = _no_print  # it prints at each opening, into the operator's console
+    vars(api)["print"] = lambda *_, **__: None  # it prints at each opening, into the operator's console
     return library
-
-
-def _no_print(*_: Any, **__: Any) -> None:
-    pass
 
 
 def _no_hidapi(error: Exception) -> DeviceError:
@@ -159,7 +154,6 @@ def _no_hidapi(error: Exception) -> DeviceError:
 
 
 def _only() -> str:
-    """The path of the only mouse."""
     mice = connected()
     if not mice:
         raise DeviceError("SpaceMouse: none is plugged in. `lsusb` lists one as 256f:c6.. or 046d:c6..")

@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Protocol, Se
 import numpy as np
 
 from serl_chunk_robot.drivers.aloha_gripper import Gripper, finger_at
-from serl_chunk_robot.drivers.base import SUPPORTED, DriverError, DriverSpec, Reading, sendable
+from serl_chunk_robot.drivers.base import SUPPORTED, DriverError, DriverSpec, Reading, equal_arms, sendable
 from serl_chunk_robot.drivers.stamps import StampMap, StopAnswer
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,6 @@ RELAUNCH = 0.4  # s without a state, after which an arm's node may be another on
 BOOTS = 1.0  # s, of a motor, before its registers are read
 ERRORS = {0: "input voltage", 2: "overheating", 3: "encoder", 4: "electrical shock", 5: "overload"}  # bits
 
-
 # Interbotix's services and their types, and the topics on which nodes command an arm.
 TYPES = {"get_robot_info": "RobotInfo", "get_motor_registers": "RegisterValues", "torque_enable": "TorqueEnable",
          "reboot_motors": "Reboot"}  # fmt: skip
@@ -48,31 +47,24 @@ class Ros(Protocol):
 
     def open(self, arms: Sequence[str], heard: Callable[[str, Any, float], None]) -> None:
         """Make the node, and call `heard` by a thread with each arm's joint states and their stamp, s; 0: none."""
-        ...
 
     def alive(self) -> bool:
         """Whether the node is a part of the graph."""
-        ...
 
     def send(self, arm: str, joints: List[float], gripper: float) -> None:
         """Publish a set point, rad."""
-        ...
 
     def heard_by_none(self, arm: str) -> str:
         """Return a command topic of the arm that no node subscribes to; empty if there is none."""
-        ...
 
     def others(self, arm: str) -> List[str]:
         """Return the other nodes that publish commands of the arm."""
-        ...
 
     def call(self, arm: str, service: str, **fields: Any) -> Any:
         """Call a service, by any thread; None if no node has it."""
-        ...
 
     def close(self) -> None:
         """Leave the graph; also where it was never opened."""
-        ...
 
 
 class _State(NamedTuple):
@@ -123,11 +115,10 @@ class AlohaArms:
         self._stop = StopAnswer()
 
     def spec(self) -> DriverSpec:
-        """Describe the robot; opens nothing."""
         n, size = len(self._arms), len(LOW)
         return DriverSpec(
-            "aloha " + " ".join(self._arms), LOW * n, HIGH * n, VELOCITY * n, tuple(range(size - 1, size * n, size)),
-            tuple((first, first + size) for first in range(0, size * n, size)), (("q", size * n),), rate=RATE,
+            "aloha " + " ".join(self._arms), LOW * n, HIGH * n, VELOCITY * n, *equal_arms(n, size), (("q", size * n),),
+            rate=RATE,
         )  # fmt: skip
 
     def connect(self, clock: Callable[[], float]) -> None:

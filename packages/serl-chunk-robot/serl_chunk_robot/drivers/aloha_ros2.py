@@ -90,12 +90,9 @@ class Ros2:
         return next((p.topic_name for p in publishers if not p.get_subscription_count()), "")
 
     def others(self, arm: str) -> List[str]:
-        found = []
-        for kind in COMMANDS:
-            for end in self._node.get_publishers_info_by_topic(f"/{arm}/commands/{kind}"):
-                if end.node_name != self._node.get_name():
-                    found.append(f"{end.node_namespace.rstrip('/')}/{end.node_name}")
-        return sorted({*found})
+        topics, own = (f"/{arm}/commands/{kind}" for kind in COMMANDS), self._node.get_name()
+        ends = (end for topic in topics for end in self._node.get_publishers_info_by_topic(topic))
+        return sorted({f"{end.node_namespace.rstrip('/')}/{end.node_name}" for end in ends if end.node_name != own})
 
     def call(self, arm: str, service: str, **fields: Any) -> Any:
         name = f"/{arm}/{service}"

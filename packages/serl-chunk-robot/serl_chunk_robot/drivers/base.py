@@ -73,6 +73,12 @@ class DriverError(Exception):
     """The robot does not do what it was asked for, in one sentence."""
 
 
+def equal_arms(count: int, size: int) -> Tuple[Tuple[int, ...], Tuple[Tuple[int, int], ...]]:
+    """Return the fields `grippers` and `arms` of arms with `size` numbers each, the last one of a gripper."""
+    firsts = range(0, size * count, size)
+    return tuple(first + size - 1 for first in firsts), tuple((first, first + size) for first in firsts)
+
+
 def sendable(target: np.ndarray, size: int) -> np.ndarray:
     """Return a set point as float64[size]. Raises DriverError for another shape, or a number that is not finite."""
     sent = np.array(target, np.float64)
@@ -90,23 +96,18 @@ class Driver(Protocol):
 
     def spec(self) -> DriverSpec:
         """Describe the robot; opens nothing."""
-        ...
 
     def connect(self, clock: Any) -> None:
         """Open the robot, and check modes, profiles, gains and current limits; change nothing that bears load."""
-        ...
 
     def read(self) -> Reading:
         """Return the newest measurement; never waits for another one."""
-        ...
 
     def command(self, target: np.ndarray, dt: float) -> None:
         """Send a set point, float64[J], that is to be reached after `dt` seconds; raises where it was not sent."""
-        ...
 
     def hold(self) -> None:
         """Keep the arms where the last set point put them, with torque on."""
-        ...
 
     def set(self, name: str, value: Any) -> None:
         """Set a named quantity: compliance, load, the scene's seed, and "torque" (False: all arms off).
@@ -116,11 +117,9 @@ class Driver(Protocol):
 
         Raises DriverError for an unknown name, and where the motor cannot be rebooted.
         """
-        ...
 
     def clear_faults(self) -> None:
         """Clear what `faults` reported, and switch torque on with the arms where they are: nothing moves."""
-        ...
 
     def stop(self, reason: str, level: int = 0) -> bool:
         """Report a stop; True once the robot answered it.
@@ -128,8 +127,6 @@ class Driver(Protocol):
         Level 0: the loop brakes the set point, and the robot follows it to its end. Above: the robot did not answer for
         100 ms, and stops by its own means, harder with each level. It keeps torque unless `spec().brakes`.
         """
-        ...
 
     def close(self) -> None:
         """Close the connection. Torque stays on."""
-        ...

@@ -43,16 +43,12 @@ class Camera(Protocol):
 
     def spec(self) -> CameraSpec:
         """Describe the pictures; opens nothing."""
-        ...
 
     def open(self, clock: Any) -> None:
         """Open the camera. `clock()` is the machine's monotonic clock, seconds."""
-        ...
 
     def read(self) -> Frame:
         """Wait for the next picture, for READ_WITHIN seconds at most, and return it."""
-        ...
 
     def close(self) -> None:
         """Close the camera."""
-        ...

@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, Optional
 
 import numpy as np
 
-from serl_chunk_robot.drivers.base import DriverError, DriverSpec, Reading, sendable
+from serl_chunk_robot.drivers.base import DriverError, DriverSpec, Reading, equal_arms, sendable
 
 STIFFNESS = 20.0  # effort per rad between the target and the joint
 PRESSES = 3.0  # the limit of effort, in addition to what a joint needs for its fastest motion
@@ -44,15 +44,12 @@ class FakeArms:
         self._moment = 0.0
 
     def spec(self) -> DriverSpec:
-        """Describe the robot; opens nothing."""
         return self._spec
 
     def connect(self, clock: Callable[[], float]) -> None:
-        """Begin at the clock's current moment."""
         self._clock, self._moment = clock, clock()
 
     def read(self) -> Reading:
-        """Simulate up to the clock's moment and measure."""
         self.advance()
         goal = np.where(self._on, self.target, self._rest)
         dq = (goal - self.q) / np.where(self._on, self._lag, SINKS)
@@ -60,7 +57,6 @@ class FakeArms:
         return Reading(self.q.copy(), dq, effort, self._moment, torque=bool(self._on.all()))
 
     def command(self, target: np.ndarray, dt: float) -> None:
-        """Take a set point."""
         target = sendable(target, len(self.q))
         self.advance()
         self.target = target
@@ -119,8 +115,7 @@ def viperx_arms(
     joints = len(HOME)
     effort = (*(PRESSES + STIFFNESS * lag * v for v in VELOCITY[:-1]), float("inf"))
     spec = DriverSpec(
-        "fake arms", LOW * arms, HIGH * arms, VELOCITY * arms, tuple(range(joints - 1, joints * arms, joints)),
-        tuple((first, first + joints) for first in range(0, joints * arms, joints)),
+        "fake arms", LOW * arms, HIGH * arms, VELOCITY * arms, *equal_arms(arms, joints),
         (("q", joints * arms),), rate, tick, effort=effort * arms, simulated=simulated is True,
     )  # fmt: skip
     return FakeArms(spec, np.array(HOME * arms), lag=lag, rest=np.array(HOME * arms) + np.array(SAG * arms))

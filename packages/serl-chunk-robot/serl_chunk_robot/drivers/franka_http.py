@@ -16,7 +16,8 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 
 import numpy as np
 
-from serl_chunk_robot.drivers.base import DriverError, DriverSpec, Reading, sendable
+from serl_chunk_robot.drivers.base import DriverError, DriverSpec, Reading, equal_arms, sendable
+from serl_chunk_robot.drivers.failures import Failures
 from serl_chunk_robot.drivers.franka_requests import CLOSED, DEFAULT_URL, FAILED, OPEN, TIMEOUT, Http, Orders, text
 from serl_chunk_robot.geometry.rotations import euler_of_matrix, euler_rates, matrix_of_quat, quat_of_euler, unwrapped
 
@@ -30,7 +31,6 @@ JERK = (1e4, 1e4, 1e4, 5e4, 5e4, 5e4, 1e8)
 PERIOD = 0.01  # s between two rounds of requests
 # The server has no stamps, and repeats a state until it has the next one, which takes its robot 33 ms.
 REPEATS = 0.05  # s that a repeated state may be old
-FAILURES = 2  # requests that failed in a row: a fault
 # A reflex of the arm shows in no state: it stands still while its targets go on.
 STILL = 0.001, 0.005  # m and rad that an arm without a reflex moves
 AWAY = 0.01, 0.05  # m and rad that its targets went on meanwhile
@@ -79,7 +79,6 @@ class FrankaHttp:
         self._stop: Optional[Tuple[int, List[int]]] = None  # level, and the rounds that answer it
 
     def spec(self) -> DriverSpec:
-        """Describe the arms; opens nothing."""
         n, low, high = len(self._arms), [], []  # type: Tuple[int, List[float], List[float]]
         for arm in self._arms:
             roll, _, yaw = arm.centre.tolist()
@@ -87,8 +86,7 @@ class FrankaHttp:
             high += [*REACH[1], roll + TURNS, PITCH, yaw + TURNS, OPEN]
         state = (("q", 7 * n), ("vel", 6 * n), ("force", 3 * n), ("torque", 3 * n), ("gripper", n))
         return DriverSpec(
-            "franka", tuple(low), tuple(high), VELOCITY * n, tuple(range(6, 7 * n, 7)),
-            tuple((k, k + 7) for k in range(0, 7 * n, 7)), state, rate=50.0, tick=0.1,
+            "franka", tuple(low), tuple(high), VELOCITY * n, *equal_arms(n, 7), state, rate=50.0, tick=0.1,
             acceleration=ACCELERATION * n, jerk=JERK * n, targets="poses",
             stop_outside="serl_chunk_robot.drivers.franka_requests:stop_outside",
         )  # fmt: skip
@@ -104,7 +102,7 @@ class FrankaHttp:
 
     def read(self) -> Reading:
         """Return the newest states, with the stamp of the oldest one."""
-        states = [arm.state for arm in self._arms]
+        states = [arm.states.newest for arm in self._arms]
         q = [x for s, arm in zip(states, self._arms) for x in (*s.place, arm.orders.told)]
         extra = {name: np.concatenate([s.values[name] for s in states]) for name in states[0].values}
         extra["recoveries"] = np.array([float(arm.recovered) for arm in self._arms])
@@ -189,6 +187,32 @@ class FrankaHttp:
             arm.close()
 
 
+class _States:
+    """What one server answers: its newest state, with a stamp by which repeated answers get older."""
+
+    def __init__(self, centre: np.ndarray) -> None:
+        self.newest: _State = None  # type: ignore[assignment] # of the first answer
+        self._near, self._answer, self._since = centre, b"", 0.0  # the last answer, and since when it repeats
+
+    def take(self, answer: bytes, asked: float) -> None:
+        """Take an answer that was asked for at `asked`. Raises HTTPException for one that is no state."""
+        try:
+            got = json.loads(answer)
+            pose, vel = _vector(got, "pose", 7), _vector(got, "vel", 6)
+            values = {"vel": vel, "force": _vector(got, "force", 3), "torque": _vector(got, "torque", 3)}
+            values["gripper"] = _vector({"gripper_pos": [got["gripper_pos"]]}, "gripper_pos", 1)
+            if abs(np.linalg.norm(pose[3:]) - 1.0) > 0.01:
+                raise ValueError("pose has no quaternion of length 1")
+        except (ValueError, KeyError, TypeError, RecursionError) as e:  # the last: of deep JSON
+            raise http.client.HTTPException(f"what came is no state: {type(e).__name__} {e}") from e
+        if answer != self._answer:
+            self._answer, self._since = answer, asked
+        self._near = euler = unwrapped(euler_of_matrix(matrix_of_quat(pose[3:])), self._near)
+        speed = np.concatenate([vel[:3], euler_rates(euler, vel[3:])])
+        stamp = max(self._since, asked - REPEATS)
+        self.newest = _State(pose, np.concatenate([pose[:3], euler]), speed, values, stamp)
+
+
 class _Arm:
     """One server. `open`, `aim` and the orders are called by the loop's thread, `exchange` by one of its own."""
 
@@ -197,11 +221,10 @@ class _Arm:
         self.orders = Orders(Http(url, ORDER_LASTS), gripper_lock)
         self._http, self._recoveries = Http(url, timeout), recoveries
         self._clock: Callable[[], float] = lambda: 0.0
-        self.state: _State = None  # type: ignore[assignment] # of `open`
-        self._near, self._answer, self._since = centre, b"", 0.0  # the last answer, and since when it repeats
+        self.states = _States(centre)
         self._target: Optional[np.ndarray] = None  # float64[7]; None: as the arm stands
         self._sent: Optional[np.ndarray] = None
-        self._failed, self._why, self._lasting = 0, "", ""  # in a row, the last one's, and until `clear`
+        self._failures = Failures()
         self._moved: Tuple[float, np.ndarray, np.ndarray] = (0.0, np.zeros(7), np.zeros(7))  # when, where, its target
         self._tried, self._reset_at = 0, float("-inf")
         self._new, self._ends = threading.Event(), threading.Event()
@@ -228,11 +251,8 @@ class _Arm:
         self._http.close()
 
     def faults(self) -> List[str]:
-        """What is wrong, as sentences."""
-        found = [self._lasting, self.orders.fault, self._why if self._failed >= FAILURES else ""]
-        if self.resetting:
-            found.append(f"{self._http.url}: a joint reset moves the arm")
-        return [fault for fault in found if fault]
+        moves = f"{self._http.url}: a joint reset moves the arm" if self.resetting else ""
+        return list(filter(None, (self._failures.lasting, self.orders.fault, self._failures.silent, moves)))
 
     def aim(self, place: np.ndarray) -> None:
         """Take a target, float64[6]."""
@@ -241,8 +261,7 @@ class _Arm:
             self._new.set()
 
     def stay(self) -> None:
-        """Aim at where the arm was measured."""
-        self._target = self.state.pose
+        self._target = self.states.newest.pose
         self._new.set()
 
     def recover(self) -> None:
@@ -251,7 +270,7 @@ class _Arm:
 
     def clear(self) -> None:
         if not self.resetting:
-            self._lasting = self.orders.fault = ""
+            self._failures.lasting = self.orders.fault = ""
             self._tried = 0
             self.stay()
             self.recover()
@@ -266,7 +285,7 @@ class _Arm:
             Http(self._http.url, JOINT_RESET_LASTS).post("jointreset")
             self._reset_at = self._clock()
         except FAILED as e:
-            self._lasting = f"{self._http.url}jointreset: {text(e)}"
+            self._failures.lasting = f"{self._http.url}jointreset: {text(e)}"
         finally:
             self._target = None
             self.resetting = False
@@ -287,37 +306,21 @@ class _Arm:
             path = "getstate"
             self._take_state()
         except FAILED as e:
-            self._failed, self._why = self._failed + 1, f"{self._http.url}{path}: {text(e)}"
+            self._failures.failed(f"{self._http.url}{path}: {text(e)}")
             self._ends.wait(PERIOD)
             return
-        self._failed = 0
+        self._failures.worked()
         self.rounds += 1
         if target is not None:
             self._watch(target)
 
     def _take_state(self) -> None:
-        """Raises what a request raises; ValueError becomes an HTTPException."""
         asked = self._clock()
-        answer = self._http.post("getstate")
-        try:
-            got = json.loads(answer)
-            pose, vel = _vector(got, "pose", 7), _vector(got, "vel", 6)
-            values = {"vel": vel, "force": _vector(got, "force", 3), "torque": _vector(got, "torque", 3)}
-            values["gripper"] = _vector({"gripper_pos": [got["gripper_pos"]]}, "gripper_pos", 1)
-            if abs(np.linalg.norm(pose[3:]) - 1.0) > 0.01:
-                raise ValueError("pose has no quaternion of length 1")
-        except (ValueError, KeyError, TypeError, RecursionError) as e:  # the last: of deep JSON
-            raise http.client.HTTPException(f"what came is no state: {type(e).__name__} {e}") from e
-        if answer != self._answer:
-            self._answer, self._since = answer, asked
-        self._near = euler = unwrapped(euler_of_matrix(matrix_of_quat(pose[3:])), self._near)
-        speed = np.concatenate([vel[:3], euler_rates(euler, vel[3:])])
-        stamp = max(self._since, asked - REPEATS)
-        self.state = _State(pose, np.concatenate([pose[:3], euler]), speed, values, stamp)
+        self.states.take(self._http.post("getstate"), asked)
 
     def _watch(self, target: np.ndarray) -> None:
         """Recover an arm that stands still while its targets go on."""
-        now, pose = self._clock(), self.state.pose
+        now, pose = self._clock(), self.states.newest.pose
         since, place, aimed = self._moved
         if _beyond(pose, place, STILL):
             self._moved, self._tried = (now, pose, target), 0
@@ -327,8 +330,8 @@ class _Arm:
             if self._tried <= self._recoveries:
                 self.recover()
             else:
-                self._lasting = (f"{self._http.url}: the arm stands still while its targets go on, and "
-                                 f"{self._recoveries} error recoveries did not help")  # fmt: skip
+                self._failures.lasting = (f"{self._http.url}: the arm stands still while its targets go on, and "
+                                          f"{self._recoveries} error recoveries did not help")  # fmt: skip
 
 
 def _each(name: str, value: Any, arms: int) -> List[Dict[str, Any]]:

@@ -54,10 +54,7 @@ class Orders:
     """
 
     def __init__(self, http: Http, lock: float) -> None:
-        self.told, self.slow = (
-            AS_IT_IS,
-            False,
-        )  # what the gripper was told, and whether it is to close slowly
+        self.told, self.slow = AS_IT_IS, False  # what the gripper was told, and whether it is to close slowly
         self.fault = ""  # what failed; nothing is sent again
         self.clock: Callable[[], float] = lambda: 0.0
         self._http, self._lock = http, lock
@@ -67,7 +64,6 @@ class Orders:
         self._acted, self._ends, self._new = float("-inf"), False, threading.Event()
 
     def order(self, path: str, body: Any = None) -> None:
-        """Send a request next."""
         self._orders.append((path, body))
         self._new.set()
 
@@ -79,7 +75,6 @@ class Orders:
             self._new.set()
 
     def end(self) -> None:
-        """End `run`."""
         self._ends = True
         self._new.set()
 

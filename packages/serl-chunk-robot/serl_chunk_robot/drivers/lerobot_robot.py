@@ -18,6 +18,7 @@ import numpy as np
 
 from serl_chunk_robot.drivers import lerobot_library
 from serl_chunk_robot.drivers.base import DriverError, DriverSpec, Reading, sendable
+from serl_chunk_robot.drivers.failures import Failures
 from serl_chunk_robot.drivers.lerobot_joints import SIDES, WRITE_SCALE, Joints, Numbers
 from serl_chunk_robot.drivers.lerobot_library import DEGREES, ROBOTS, SHARE, Arm, text
 from serl_chunk_robot.drivers.stamps import StopAnswer
@@ -28,7 +29,6 @@ RATES = 50.0, 200.0  # Hz
 PERIOD = 0.008  # s between two rounds on the buses without a new set point
 POLL = 0.5  # s between two looks at the motors' torque
 SPEED_WITHIN = 0.03  # s: of positions so far apart, a step of an encoder (1.5 mrad) is 0.05 rad/s
-FAILURES = 2  # rounds that failed in a row: a fault
 BEYOND = 0.06  # rad: the server lets an arm be 0.05 beyond its limits when it starts, and holds it there
 UNREACHABLE = 1.0  # rad beyond the limits: a reading of the bus that is none
 OTHER = 0.05  # of LeRobot's units, by which what it sent differs from the set point
@@ -44,6 +44,44 @@ class _State(NamedTuple):
     q: np.ndarray  # float64[J], as dq
     dq: np.ndarray
     stamp: float
+
+
+class _Positions:
+    """The newest positions, with the speeds that earlier ones show."""
+
+    def __init__(self) -> None:
+        self.newest: Optional[_State] = None
+        self.past: Deque[_State] = deque()
+
+    def take(self, q: np.ndarray, stamp: float) -> None:
+        while len(self.past) > 1 and self.past[1].stamp <= stamp - SPEED_WITHIN:
+            self.past.popleft()
+        dq = np.zeros_like(q)
+        if self.past and stamp - self.past[0].stamp >= SPEED_WITHIN / 2:
+            dq = (q - self.past[0].q) / (stamp - self.past[0].stamp)
+        self.newest = _State(q, dq, stamp)
+        self.past.append(self.newest)
+
+
+class _NextAction:
+    """The newest set point on its way to the motors. It is taken once, and not when it has waited too long."""
+
+    def __init__(self) -> None:
+        self._newest: Optional[Tuple[Dict[str, float], float]] = None  # and when it came
+        self._taken: Optional[Tuple[Dict[str, float], float]] = None
+
+    def put(self, action: Dict[str, float], now: float) -> None:
+        self._newest = action, now
+
+    def take(self, now: float) -> Optional[Dict[str, float]]:
+        newest = self._newest
+        if newest is None or newest is self._taken:
+            return None
+        self._taken = newest
+        return newest[0] if now - newest[1] <= LATE else None
+
+    def drop(self) -> None:
+        self._taken = self._newest
 
 
 class LeRobotArms:
@@ -71,11 +109,10 @@ class LeRobotArms:
         grippers: Sequence[str] = (), low: Numbers = (), high: Numbers = (), velocity: Numbers = (),
         scale: Numbers = (), rate: float = 50.0, tick: float = 0.02,
     ) -> None:  # fmt: skip
-        self._named = Joints(type, joints, grippers)
-        self._joints, self._keys, self._gripper = self._named.names, self._named.keys, self._named.gripper
+        self._joints = Joints(type, joints, grippers)
         if not RATES[0] <= rate <= RATES[1]:
             raise ValueError(f"rate: {rate!r}, expected {RATES[0]:g} to {RATES[1]:g} Hz")
-        numbers = self._named.numbers
+        numbers = self._joints.numbers
         self._low, self._high = numbers("low", low, 0.0, TAUGHT), numbers("high", high, 1.0, TAUGHT)
         if not (self._low < self._high).all():
             raise ValueError(f"low, high: {low!r} and {high!r}, expected low below high of each joint")
@@ -83,34 +120,28 @@ class LeRobotArms:
         if not (fastest > 0).all():
             raise ValueError(f"velocity: {velocity!r}, expected numbers above 0")
         self._type, self._params = type, dict(params or {})
-        at = [(name.partition("_")[0] if name.partition("_")[0] in SIDES else "") for name in self._joints]
+        at = [(name.partition("_")[0] if name.partition("_")[0] in SIDES else "") for name in self._joints.names]
         lengths = [len(list(group)) for _, group in itertools.groupby(at)]
         ends = list(itertools.accumulate(lengths))
         self._spec = DriverSpec(
             f"lerobot {type}", tuple(self._low.tolist()), tuple(self._high.tolist()), tuple(fastest.tolist()),
-            tuple(np.flatnonzero(self._gripper).tolist()),
+            tuple(np.flatnonzero(self._joints.gripper).tolist()),
             tuple((end - n, end) for n, end in zip(lengths, ends)), (("q", len(at)),), rate=rate, tick=tick,
         )  # fmt: skip
-        given = self._named.scale(scale)
+        given = self._joints.scale(scale)
         self._degrees = given is None
-        self._scale = np.where(self._gripper, 0.01, math.radians(1.0)) if given is None else given
+        self._scale = np.where(self._joints.gripper, 0.01, math.radians(1.0)) if given is None else given
         self._clock: Callable[[], float] = lambda: 0.0
         self._robot: Any = None
         self._arms: List[Arm] = []
-        self._state: Optional[_State] = None  # the newest
-        self._past: Deque[_State] = deque()
-        self._target: Optional[Tuple[Dict[str, float], float]] = None  # the newest action, and when it came
-        self._sent: Optional[Tuple[Dict[str, float], float]] = None
+        self._positions, self._next, self._failures = _Positions(), _NextAction(), Failures()
         self._off: Tuple[str, ...] = ()  # joints without torque
-        self._failed, self._why = 0, ""  # rounds in a row, and the last one's reason
-        self._lasting = ""  # a fault until it is cleared
         self._jobs: queue.Queue[Callable[[], None]] = queue.Queue()
         self._new, self._ending = threading.Event(), threading.Event()
         self._thread: Optional[threading.Thread] = None
         self._stop = StopAnswer()
 
     def spec(self) -> DriverSpec:
-        """Describe the robot; opens nothing."""
         return self._spec
 
     def connect(self, clock: Callable[[], float]) -> None:
@@ -139,29 +170,30 @@ class LeRobotArms:
 
     def read(self) -> Reading:
         """Return the newest positions, with speeds that are derived from them."""
-        state = self._state
+        state = self._positions.newest
         if state is None:
             raise DriverError("the arms are not connected")
         q, dq, stamp = state
-        off = self._off
-        faults = [self._lasting, self._why if self._failed >= FAILURES else ""]
-        if 0 < len(off) < len(self._joints):
+        off, faults = self._off, [self._failures.lasting, self._failures.silent]
+        if 0 < len(off) < len(self._joints.names):
             faults.append(f"no torque: {', '.join(off)}. Is a motor overloaded or hot?")
         return Reading(q.copy(), dq.copy(), np.zeros_like(q), stamp, tuple(filter(None, faults)), torque=not off)
 
     def command(self, target: np.ndarray, dt: float) -> None:
         """Take a set point, which the thread sends. Raises DriverError where it would not get to the motors."""
-        sent = sendable(target, len(self._joints))
-        outside = (np.maximum(self._low - sent, sent - self._high) > BEYOND) & ~self._gripper
+        names, gripper = self._joints.names, self._joints.gripper
+        sent = sendable(target, len(names))
+        outside = (np.maximum(self._low - sent, sent - self._high) > BEYOND) & ~gripper
         if outside.any():
             joint = int(np.argmax(outside))
-            raise DriverError(f"{self._joints[joint]}: {sent[joint]:.3f} is beyond its limits. Nothing was sent")
+            raise DriverError(f"{names[joint]}: {sent[joint]:.3f} is beyond its limits. Nothing was sent")
         if self._thread is None or self._off:
             raise DriverError("a joint has no torque and takes no set points. Clear the robot first")
-        if self._failed >= FAILURES:
-            raise DriverError(self._why)
-        sent[self._gripper] = np.clip(sent[self._gripper], self._low[self._gripper], self._high[self._gripper])
-        self._target = dict(zip(self._keys, (sent / self._scale).tolist())), self._clock()
+        silent = self._failures.silent
+        if silent:
+            raise DriverError(silent)
+        sent[gripper] = np.clip(sent[gripper], self._low[gripper], self._high[gripper])
+        self._next.put(dict(zip(self._joints.keys, (sent / self._scale).tolist())), self._clock())
         self._new.set()
 
     def hold(self) -> None:
@@ -175,7 +207,7 @@ class LeRobotArms:
 
     def clear_faults(self) -> None:
         """Switch torque on where it is off, with the joints where they are, and forget what was reported."""
-        self._lasting = ""
+        self._failures.lasting = ""
         self._order(self._switch_on)
 
     def stop(self, reason: str, level: int = 0) -> bool:
@@ -206,9 +238,9 @@ class LeRobotArms:
                 if self._clock() - polled >= POLL:
                     polled = self._clock()
                     self._look_at_torque()
-                self._failed = 0
+                self._failures.worked()
             except Exception as e:  # of LeRobot, of no common kind: the loop has to know it, and the thread goes on
-                self._why, self._failed = f"{self._type}: {text(e)}", self._failed + 1
+                self._failures.failed(f"{self._type}: {text(e)}")
                 lerobot_library.drop_late_answers(self._arms)
             self._new.wait(PERIOD)
             self._new.clear()
@@ -220,39 +252,30 @@ class LeRobotArms:
                 self._jobs.get()()
                 self._look_at_torque()
             except Exception as e:  # of LeRobot, of no common kind
-                self._lasting = f"{self._type}: {text(e)}"
+                self._failures.lasting = f"{self._type}: {text(e)}"
             lerobot_library.drop_late_answers(self._arms)  # it tries again by itself where it switches torque
 
     def _exchange(self) -> None:
         """Send the newest set point, if it was not sent, and read the positions."""
-        target = self._target
-        if target is not None and target is not self._sent:
-            self._sent = target
-            # Motors of some kinds get torque by a set point.
-            if self._clock() - target[1] <= LATE and not self._off:
-                self._send(target[0])
+        action = self._next.take(self._clock())
+        if action is not None and not self._off:  # motors of some kinds get torque by a set point
+            self._send(action)
         began = self._clock()
         got = self._robot.get_observation()
-        q = self._scale * np.array([got[key] for key in self._keys], np.float64)
+        q = self._scale * np.array([got[key] for key in self._joints.keys], np.float64)
         beyond = np.maximum(self._low - q, q - self._high)
         if not beyond.max() <= UNREACHABLE:  # no speed is derived from a position that none can be
             joint = int(np.argmax(beyond))
-            raise DriverError(f"{self._joints[joint]} reads {q[joint]:.3f}, which it cannot reach")
-        past = self._past
-        while len(past) > 1 and past[1].stamp <= began - SPEED_WITHIN:
-            past.popleft()
-        dq = np.zeros_like(q)
-        if past and began - past[0].stamp >= SPEED_WITHIN / 2:
-            dq = (q - past[0].q) / (began - past[0].stamp)
-        self._state = _State(q, dq, began)
-        past.append(self._state)
+            raise DriverError(f"{self._joints.names[joint]} reads {q[joint]:.3f}, which it cannot reach")
+        self._positions.take(q, began)
 
     def _send(self, action: Dict[str, float]) -> None:
         sent = self._robot.send_action(dict(action))
         for name, value in action.items():
             if not abs(sent[name] - value) <= OTHER:
-                self._lasting = (f"{name}: LeRobot sent {sent[name]:.2f} instead of {value:.2f}. Remove "
-                                 "max_relative_target of its params: the profiles limit motion here")  # fmt: skip
+                what = f"LeRobot sent {sent[name]:.2f} instead of {value:.2f}"
+                self._failures.lasting = (f"{name}: {what}. Remove max_relative_target of its params: the profiles "
+                                          "limit motion here")  # fmt: skip
 
     def _look_at_torque(self) -> None:
         self._off = tuple(arm.prefix + motor for arm in self._arms for motor in lerobot_library.without_torque(arm))
@@ -260,8 +283,8 @@ class LeRobotArms:
     def _switch_on(self) -> None:
         for arm in self._arms:
             lerobot_library.switch_on(arm)
-        self._sent = self._target  # one of before is not sent any more
-        self._past.clear()
+        self._next.drop()  # one of before is not sent any more
+        self._positions.past.clear()
 
     def _switch_off(self) -> None:
         for arm in self._arms:
@@ -275,9 +298,9 @@ class LeRobotArms:
 
     def _check_joints(self) -> None:
         """Raise DriverError where LeRobot's robot has other joints, or units that the driver does not know."""
-        self._named.check(self._type, self._robot)
+        self._joints.check(self._type, self._robot)
         modes = {arm.prefix + name: motor.norm_mode.value for arm in self._arms for name, motor in
                  arm.bus.motors.items()}  # fmt: skip
-        for joint, gripper in zip(self._joints, self._gripper):
+        for joint, gripper in zip(self._joints.names, self._joints.gripper):
             if self._degrees and modes.get(joint) != (SHARE if gripper else DEGREES):
                 raise DriverError(f"{joint}: its unit is {modes.get(joint)}. {WRITE_SCALE}")

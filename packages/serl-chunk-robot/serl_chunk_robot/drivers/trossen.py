@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from serl_chunk_robot.drivers.base import DriverError, DriverSpec, Reading, sendable
+from serl_chunk_robot.drivers.base import DriverError, DriverSpec, Reading, equal_arms, sendable
 from serl_chunk_robot.drivers.stamps import StampMap, StopAnswer
 
 INSTALL = "Run pip install trossen-arm (Python 3.10 or newer), in the version of the controllers' firmware"
@@ -53,11 +53,9 @@ class TrossenArms:
         self._stop = StopAnswer()
 
     def spec(self) -> DriverSpec:
-        """Describe the robot; opens nothing."""
         n = len(self._addresses)
         return DriverSpec(
-            "trossen arms", LOW * n, HIGH * n, VELOCITY * n, tuple(range(SIZE - 1, SIZE * n, SIZE)),
-            tuple((first, first + SIZE) for first in range(0, SIZE * n, SIZE)), (("q", SIZE * n),), rate=200.0,
+            "trossen arms", LOW * n, HIGH * n, VELOCITY * n, *equal_arms(n, SIZE), (("q", SIZE * n),), rate=200.0,
         )  # fmt: skip
 
     def connect(self, clock: Callable[[], float]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from pathlib import Path
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, Optional
 
 import numpy as np
 
@@ -117,20 +117,16 @@ class V4L2Camera:
 
 def find(device: str) -> str:
     """Return the path of a device that `V4L2Camera` names. Raises CameraError for none, or one that it may not open."""
+    links = sorted(Path(BY_ID).glob("*-video-index0"))  # not a camera's further devices, as that of its metadata
     if "/" in device:
         found = [Path(device)] if Path(device).exists() else []
     else:
-        found = [link for link in known() if device in link.name]
+        found = [link for link in links if device in link.name]
     if len(found) != 1:
-        there = ", ".join(link.name for link in known()) or "none"
+        there = ", ".join(link.name for link in links) or "none"
         many = f"{len(found)} cameras have this in their names" if found else "no such camera. Is it plugged in?"
         raise CameraError(f"device {device!r}: {many} (in {BY_ID}: {there})")
     path = os.path.realpath(found[0])
     if not os.access(path, os.R_OK | os.W_OK):
         raise CameraError(f"{path}: not permitted. Run: sudo usermod -aG video $USER, and log in again")
     return path
-
-
-def known() -> List[Path]:
-    """The links to cameras with a serial number. A camera's further devices, as that of its metadata, are left out."""
-    return sorted(Path(BY_ID).glob("*-video-index0"))

@@ -10,6 +10,7 @@ from typing import Optional
 import numpy as np
 
 from serl_chunk_robot.geometry.kinematics import Arms
+from serl_chunk_robot.geometry.rotations import matrix_of_euler
 
 ITERATIONS = 60
 NEAR, TURNED = 1e-5, 1e-4  # m and rad: what counts as there
@@ -22,12 +23,8 @@ STRAIGHT = 0.01  # m, from the line in between
 
 def pose_frame(pose: np.ndarray) -> np.ndarray:
     """The frame, float64[4, 4], of x, y, z (m) and turns about the world's x, y and z (rad), in this order."""
-    (sr, sp, sy), (cr, cp, cy) = np.sin(pose[3:]), np.cos(pose[3:])
     frame = np.eye(4)
-    frame[:3, :3] = [[cy * cp, cy * sp * sr - sy * cr, cy * sp * cr + sy * sr],
-                     [sy * cp, sy * sp * sr + cy * cr, sy * sp * cr - cy * sr],
-                     [-sp, cp * sr, cp * cr]]  # fmt: skip
-    frame[:3, 3] = pose[:3]
+    frame[:3, :3], frame[:3, 3] = matrix_of_euler(pose[3:]), pose[:3]
     return frame
 
 

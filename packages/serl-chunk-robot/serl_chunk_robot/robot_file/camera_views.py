@@ -21,7 +21,6 @@ class View(NamedTuple):
     resize: Optional[Tuple[int, int]] = None  # height and width; a pixel is the mean of the area that it covers
 
     def size(self, device: CameraSpec) -> CameraSpec:
-        """The size of the view of a device's pictures."""
         height, width = device.height, device.width
         if self.crop is not None:
             _, _, width, height = self.crop

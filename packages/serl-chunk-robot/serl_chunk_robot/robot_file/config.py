@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from types import MappingProxyType
@@ -237,15 +236,7 @@ def _read_cameras(table: Table, port: int) -> Tuple[CameraFile, ...]:
 
 def _read_device(table: Table) -> Tuple[Source, CameraSpec]:
     """The camera of a table [[camera]], which is made for the size of its pictures."""
-    options = {key: value for key, value in table.values.items() if key not in _OF_TABLE}
-    for key, value in options.items():
-        try:
-            json.dumps(value)
-        except TypeError:  # a date: options travel to the camera's process as JSON
-            raise table.wrong(key, "a text, a number, true or false, or a list or table of these") from None
-    source = Source(table.file, table.text("driver"), options, table.dotted("driver"), table.name)
-    if source.driver in CAMERAS:
-        check_options(table, "camera")
+    source = Source.of(table, _OF_TABLE, CAMERAS, "camera")
     try:
         spec = load_camera(source).spec()
         fits = all(type(n) is int and 0 < n <= MAX_SIDE for n in (spec.height, spec.width))
@@ -276,11 +267,8 @@ def _read_arms(table: Table, size: int) -> Tuple[Optional[Arms], Optional[List[A
             raise arm.wrong("joints", f"a list of joints, from 0 to {size - 1}")
         if not links or len(links) != len(indices):
             raise arm.wrong("links", f"a link for each of the {len(indices)} joints")
-        base, yaw, tip = (
-            arm.vector("base", 3, RANGES["kinematics"]),
-            ranged(arm, "yaw", 0.0),
-            arm.vector("tip", 3, RANGES["links"]),
-        )
+        base, yaw = arm.vector("base", 3, RANGES["kinematics"]), ranged(arm, "yaw", 0.0)
+        tip = arm.vector("tip", 3, RANGES["links"])
         chains.append(Chain(base.tolist(), yaw, links, tip.tolist()))
         joints.append(indices)
         plain.append([base, yaw, links, tip, indices])
@@ -321,7 +309,7 @@ def _read_step(table: Table, spec: DriverSpec, joints: np.ndarray, chains: Optio
     if not isinstance(table.values.get("random"), list):
         random[~joints] = 0.0  # one number is not for grippers
     widths = np.array(spec.high, np.float64) - np.array(spec.low, np.float64)
-    check_relative(table, "random", random, spec, {"range": widths}, np.ones(size, bool))
+    check_relative(table, "random", random, spec, {"range": widths})
     waits, stands = _read_wait(table)
     new_object = table.flag("new_object", False)
     every = 0 if new_object and "every" not in table.values else table.whole("every", 1, *RANGES["every"])

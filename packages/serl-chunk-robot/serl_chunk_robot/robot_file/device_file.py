@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from typing import Any, Dict, List, Mapping, NamedTuple, Tuple
@@ -11,7 +10,6 @@ from serl_chunk_robot.devices import HOSTED
 from serl_chunk_robot.drivers.base import DriverSpec
 from serl_chunk_robot.errors import ConfigError
 from serl_chunk_robot.robot_file.loading import Source, maker
-from serl_chunk_robot.robot_file.ranges import check_options
 from serl_chunk_robot.robot_file.toml_file import Table
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
@@ -46,17 +44,9 @@ def read_devices(table: Table, port: int, spec: DriverSpec) -> Tuple[DeviceFile,
             raise each.wrong("name", "a letter, then letters, digits and '_', that no device before has")
         if port + k > 65535:
             raise table.wrong("port", "one with a free port after it for the state, each camera and device, to 65535")
-        options = {key: value for key, value in each.values.items() if key not in _OF_TABLE}
-        for key, value in options.items():
-            try:
-                json.dumps(value)
-            except TypeError:  # a date: options travel to the device's process as JSON
-                raise each.wrong(key, "a text, a number, true or false, or a list or table of these") from None
-        source = Source(table.file, each.text("driver"), options, each.dotted("driver"), each.name)
-        if source.driver in HOSTED:
-            check_options(each, "device")
+        source = Source.of(each, _OF_TABLE, HOSTED, "device")
         maker(source, HOSTED)
-        _take_ports(taken, each.name, options)
+        _take_ports(taken, each.name, source.options)
         found.append(DeviceFile(name, source, port + k, each.whole("arm", -1, 0, len(spec.arms or (0,)) - 1)
                                 if "arm" in each.values else -1))  # fmt: skip
     return tuple(found)

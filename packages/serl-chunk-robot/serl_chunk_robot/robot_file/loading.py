@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import json
 import sys
 from pathlib import Path
 from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence
 
 from serl_chunk_robot.errors import ConfigError
-from serl_chunk_robot.robot_file.toml_file import unknown
+from serl_chunk_robot.robot_file.ranges import check_options
+from serl_chunk_robot.robot_file.toml_file import Table, unknown
 
 
 class Source(NamedTuple):
@@ -21,6 +23,20 @@ class Source(NamedTuple):
     options: Dict[str, Any]  # its arguments
     key: str  # the file's key that names it, in errors
     table: str  # the table that holds its options
+
+    @classmethod
+    def of(cls, table: Table, own: Sequence[str], built_in: Mapping[str, str], kind: str) -> Source:
+        """Read a table of a camera or device: its keys but for `own` are options. Raises ConfigError."""
+        options = {key: value for key, value in table.values.items() if key not in own}
+        for key, value in options.items():
+            try:
+                json.dumps(value)
+            except TypeError:  # a date: options travel to a process as JSON
+                raise table.wrong(key, "a text, a number, true or false, or a list or table of these") from None
+        source = cls(table.file, table.text("driver"), options, table.dotted("driver"), table.name)
+        if source.driver in built_in:
+            check_options(table, kind)
+        return source
 
     def failed(self, what: str, error: Optional[Exception] = None) -> ConfigError:
         """The error of a driver that cannot be used."""
@@ -68,7 +84,6 @@ def maker(source: Source, built_in: Mapping[str, str]) -> Callable[..., Any]:
 
 
 def _import(source: Source, built_in: Mapping[str, str]) -> Callable[..., Any]:
-    """The class or function that makes the driver."""
     place, _, name = source.driver.rpartition(":")
     if not place:
         if source.driver not in built_in:

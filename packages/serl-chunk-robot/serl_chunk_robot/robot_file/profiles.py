@@ -8,12 +8,11 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from serl_chunk_robot.control.grip import SECONDS, GripLimits
 from serl_chunk_robot.drivers.base import DriverSpec
 from serl_chunk_robot.errors import ConfigError
 from serl_chunk_robot.robot_file.ranges import RANGES, check_braking, check_relative, ranged, yardsticks
 from serl_chunk_robot.robot_file.toml_file import Table, unknown
-from serl_chunk_robot.safety.limits import Limits, Workspace
+from serl_chunk_robot.safety.limits import GripLimits, Limits, Workspace
 from serl_chunk_robot.safety.motion import Rates
 
 RATES = ("velocity", "acceleration", "jerk")
@@ -79,7 +78,7 @@ def read_profiles(table: Table, spec: DriverSpec, chains: object, rate: Optional
         for key in (*RATES, "following", "first", "overspeed"):
             if key in of.values:
                 values = rates[key] if key in RATES else getattr(limits, key)
-                check_relative(of, key, values, spec, can, np.ones(len(values), bool))
+                check_relative(of, key, values, spec, can)
         check_braking(of, *limits.rates, spec.grippers)
         return limits
 
@@ -135,19 +134,18 @@ def _read_limits(table: Table, base: Limits, chains: object, grippers: Sequence[
 def _read_grip(table: Table, base: Limits, grippers: List[int]) -> Optional[GripLimits]:
     """Limits of the grippers' effort: the base's where the table has none."""
     if not any(key in table.values for key in GRIP):
-        return base.grip  # type: ignore[return-value]
+        return base.grip
     if not grippers:
         key = next(key for key in GRIP if key in table.values)
         raise table.wrong(key, "no such key: the driver has no gripper")
-    grip = base.grip if isinstance(base.grip, GripLimits) else None
+    grip = base.grip or GripLimits(np.full(len(base.low), np.inf))
     given = table.numbers("grip_effort", len(grippers), sign=1, within=RANGES["grip_effort"])
-    seconds = SECONDS if grip is None else grip.seconds
-    effort = np.full(len(base.low), np.inf) if grip is None else grip.effort.copy()
+    effort = grip.effort.copy()
     if given is not None:
         effort[grippers] = given
-    elif grip is None:
+    elif base.grip is None:
         raise table.wrong("grip_effort", "the effort that grip_seconds is of")
-    return GripLimits(effort, ranged(table, "grip_seconds", seconds))
+    return GripLimits(effort, ranged(table, "grip_seconds", grip.seconds))
 
 
 def _read_workspace(table: Table) -> Workspace:

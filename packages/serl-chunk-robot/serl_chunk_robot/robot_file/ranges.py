@@ -103,21 +103,18 @@ def yardsticks(spec: DriverSpec, acceleration: np.ndarray, jerk: np.ndarray, rat
     }  # fmt: skip
 
 
-def check_relative(
-    table: Table, key: str, values: np.ndarray, spec: DriverSpec, can: Dict[str, np.ndarray], joints: np.ndarray
-) -> None:
+def check_relative(table: Table, key: str, values: np.ndarray, spec: DriverSpec, can: Dict[str, np.ndarray]) -> None:
     """Compare numbers of a table with PROFILE[key]. Raises ConfigError with the joint and the reason.
 
     Args:
         values: float64[J].
         can: of `yardsticks`.
-        joints: bool[J], which ones are compared.
     """
     low, high, of, why = PROFILE[key]
     least, most = low * can[of], high * can[of]
     if of == "range":
         most = np.where(np.isin(np.arange(len(values)), spec.grippers), np.inf, most)
-    wrong = joints & ((values < least) | (values > most * (1 + 1e-9)))
+    wrong = (values < least) | (values > most * (1 + 1e-9))
     if wrong.any():
         j = int(np.argmax(wrong))
         bounds = f"{least[j]:.4g}" + (f" to {most[j]:.4g}" if most[j] < np.inf else " at least")
@@ -132,11 +129,7 @@ def spec_fault(spec: DriverSpec) -> str:
         return "spec() needs finite numbers, low < high and velocities above 0"
     for name in ("acceleration", "jerk", "fastest", "home"):
         values = np.array(getattr(spec, name), np.float64)
-        if (
-            len(values) not in (0, len(low))
-            or not np.isfinite(values).all()
-            or (name != "home" and (values <= 0).any())
-        ):
+        if len(values) not in (0, len(low)) or not (np.isfinite(values) & ((name == "home") | (values > 0))).all():
             return f"{name} of spec() needs {len(low)} finite numbers" + (" above 0" if name != "home" else "")
     rate, tick, joints = RANGES["rate"], RANGES["tick"], ~np.isin(np.arange(len(low)), spec.grippers)
     if not tick.low <= spec.tick <= tick.high:

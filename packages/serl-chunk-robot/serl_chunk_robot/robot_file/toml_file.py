@@ -68,7 +68,6 @@ class Table:
         return value
 
     def flag(self, key: str, default: bool) -> bool:
-        """True or false."""
         value = self.values.get(key, default)
         if type(value) is not bool:
             raise self.wrong(key, "true or false")

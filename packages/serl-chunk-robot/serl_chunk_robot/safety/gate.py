@@ -14,7 +14,7 @@ from typing import NamedTuple, Optional, Tuple
 import numpy as np
 
 from serl_chunk_robot.geometry.kinematics import Arms
-from serl_chunk_robot.safety.limits import Limits, Workspace
+from serl_chunk_robot.safety.limits import Limits
 from serl_chunk_robot.safety.motion import SetPoint, braked, peak_speed, stopping_distance
 
 CLOSE = 1e-9  # rad
@@ -172,7 +172,7 @@ class Gate:
     def outside(self, poses: np.ndarray) -> np.ndarray:
         """How far each pose is outside the workspace, m, float64[N]; at most 0 inside."""
         space, arms = self.limits.workspace, self._arms
-        assert isinstance(space, Workspace) and arms  # noqa: PT018
+        assert space is not None and arms is not None  # noqa: PT018
         points = arms(poses)  # [A, N, P, 3]
         worst = np.maximum(space.low - points, points - space.high).max(axis=(0, 2, 3)) + space.radius
         for i in range(len(points)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 import numpy as np
 
@@ -21,6 +21,13 @@ class Workspace(NamedTuple):
     radius: float = 0.0
 
 
+class GripLimits(NamedTuple):
+    """Of the grippers, in a profile. Other joints, and grippers without a limit, have an infinite effort."""
+
+    effort: np.ndarray  # float64[J], of either sign
+    seconds: float = 10.0
+
+
 class Limits(NamedTuple):
     """Of J joints, all arms together, in the order of the command; arrays are float64[J]."""
 
@@ -30,5 +37,5 @@ class Limits(NamedTuple):
     following: np.ndarray  # largest distance of the set point from the measured joint
     first: np.ndarray  # largest distance of a first command from the set point
     overspeed: np.ndarray  # measured velocity that stops the robot
-    workspace: object = None  # Workspace or None
-    grip: object = None  # of grippers, GripLimits or None; the gate does not read it
+    workspace: Optional[Workspace] = None
+    grip: Optional[GripLimits] = None  # the gate does not read it

@@ -13,7 +13,7 @@ stop. *Server* events are its own: the watchdog, the checks of measured state, t
 
 from __future__ import annotations
 
-from typing import Dict, Iterator, List, NamedTuple, Tuple
+from typing import Dict, Iterator, NamedTuple, Tuple
 
 STOPPED, HELD, HOLD, RUN, MOVE, BRAKE = STATES = ("STOPPED", "HELD", "HOLD", "RUN", "MOVE", "BRAKE")
 ANY, CONTROLLER, OPERATOR, SERVER = ROLES = ("any", "controller", "operator", "server")
@@ -114,11 +114,15 @@ class Machine:
         self.generation = 0
         self.word = "started; an operator clears it"  # why the state is what it is
         self.held_by = ""  # who entered HELD last, or enters it once the robot stands
-        self._needs_go = needs_go
+        self.needs_go = needs_go
 
     @property
     def moving(self) -> bool:
         return self.state in (RUN, MOVE, BRAKE)
+
+    @property
+    def standing(self) -> bool:
+        return self.state in STANDING
 
     def apply(self, event: str, role: str = SERVER, *, by: str = "the server", detail: str = "") -> Transition:
         """Apply an event of a client with `role`. The state changes only where the table says so."""
@@ -142,27 +146,9 @@ class Machine:
         return Transition(row, word)
 
     def _mapped(self, state: str) -> str:
-        return HOLD if state == HELD and not self._needs_go else state
+        return HOLD if state == HELD and not self.needs_go else state
 
     def fail(self, word: str) -> None:
         """Latch because the server itself failed. No event follows."""
         self.state, self.then, self.word = STOPPED, "", word
         self.generation += 1
-
-
-def markdown() -> str:
-    """The table for the documents, a line for each event."""
-    ends = {"standing": "HOLD, HELD or STOPPED, as the event that braked says",
-            "done": "HOLD or HELD, as the event that moved it says"}  # fmt: skip
-    lines: List[str] = ["| event | who | valid in -> leads to | word |", "|---|---|---|---|"]
-    for event in EVENTS:
-        rows = [row for row in TABLE if row.event == event]
-        ways: Dict[str, List[str]] = {}
-        for row in rows:
-            then = row.then or ("as before" if row.next == BRAKE else "")
-            next_ = ends.get(event, f"{row.next}, then {then}" if then else row.next)
-            ways.setdefault(next_ + ("" if row.drops else " *"), []).append(row.state)
-        cell = "; ".join(f"{', '.join(states)} -> {next_}" for next_, states in ways.items())
-        word = next((row.word for row in rows if row.word), "-")
-        lines.append(f"| {event} | {rows[0].who} | {cell} | {word} |")
-    return "\n".join(lines) + "\n"

@@ -27,7 +27,6 @@ class Watchdog:
         self._expects, self._valid_at, self._rejected = True, now, 0
 
     def commanded(self, now: float) -> None:
-        """A command was taken."""
         self._valid_at, self._rejected = now, 0
 
     def rejected(self) -> None:

@@ -124,7 +124,6 @@ class Admission:
 
     @property
     def public(self) -> str:
-        """The server's public key, Z85."""
         return self._pair.public
 
     def secure(self, s: zmq.Socket[bytes]) -> None:
@@ -152,7 +151,6 @@ class Admission:
         self._socket.close()
 
     def _read(self) -> None:
-        """Read the folder if it changed."""
         self._looked_at = time.monotonic()
         seen = _look(self._folder)
         if seen == self._seen and not self._failed and time.time() - seen.newest > SETTLED:

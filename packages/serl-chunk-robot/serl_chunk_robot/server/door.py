@@ -39,8 +39,7 @@ class Request(NamedTuple):
     waited: float = 0.0  # s that it lay here
 
     def packed(self) -> bytes:
-        packed: bytes = msgpack.packb(self[:-1])
-        return packed
+        return bytes(msgpack.packb(self[:-1]))
 
 
 class Reply(NamedTuple):
@@ -51,8 +50,7 @@ class Reply(NamedTuple):
     body: bytes
 
     def packed(self) -> bytes:
-        packed: bytes = msgpack.packb(tuple(self))
-        return packed
+        return bytes(msgpack.packb(tuple(self)))
 
 
 class Door:
@@ -83,12 +81,10 @@ class Door:
         ends = self._clock() + seconds
         while not self._beaten and not self._ended and self._clock() < ends:
             self.wait(0.05)
-        return (
-            "" if self._beaten else self._ended or f"the front is not ready after {seconds:g} s. Start the server again"
-        )
+        late = f"the front is not ready after {seconds:g} s. Start the server again"
+        return "" if self._beaten else self._ended or late
 
     def wait(self, seconds: float) -> bool:
-        """Wait for a request; returns whether there is one."""
         ends = self._clock() + seconds
         while not self._receive() and not self._link.ended:
             left = int(1e3 * (ends - self._clock()))  # ms, as poll has them
@@ -110,7 +106,6 @@ class Door:
         self._link.send(REPLY, Reply(request.serial, rank, body).packed(), keep=True)
 
     def publish(self, state: bytes) -> None:
-        """Publish a state, after each pass."""
         self._link.send(STATE, state)
 
     def fault(self) -> str:

@@ -52,6 +52,65 @@ LIMITS = {
 FIRST = "Press the hardware emergency stop."
 
 
+class LoopWatch:
+    """What the loop published last, and whether it stands still since then.
+
+    Args:
+        patience: seconds without a state, after which it does.
+    """
+
+    def __init__(self, patience: float, clock: Callable[[], float]) -> None:
+        self.stalled = False
+        self.state = b""  # the newest
+        self.patience, self._published_at = patience, clock()
+        self._decoded = b""  # the state that `_facts` are of
+        self._facts: Dict[str, Any] = {}
+
+    def published(self, state: bytes, now: float) -> None:
+        self.state, self._published_at = state, now
+
+    def look(self, now: float) -> float:
+        """Note whether the loop stands still; returns the seconds since its newest state."""
+        silent = now - self._published_at
+        stalled = silent > (self.patience if self.state else max(self.patience, STARTING))
+        if stalled != self.stalled:
+            self.stalled = stalled
+            logger.warning("the loop %s: silent_s=%.2f", "stands still" if stalled else "goes on", silent)
+        return silent
+
+    def known(self) -> Dict[str, Any]:
+        if self._decoded is not self.state:
+            self._decoded = self.state
+            with contextlib.suppress(WireError):
+                self._facts = arrays.unpack(self.state, MAX_STATE)
+        return self._facts
+
+    def standing(self, word: str, silent: float) -> Dict[str, Any]:
+        """Return what a state or reply has of a loop that stands still."""
+        moment = self.known().get("moment", 0.0) + silent
+        return {"state": STALLED, "word": f"{word}: it obeys no request. {FIRST}", "moment": moment}
+
+
+class OutsideStop:
+    """The driver's own stop, which needs no loop, in a thread: one at a time."""
+
+    def __init__(self, stop: Callable[[str], None]) -> None:
+        self._stop = stop
+        self._thread: Optional[threading.Thread] = None
+
+    def begin(self, reason: str) -> None:
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._run, args=(reason,), name="stop", daemon=True)
+            self._thread.start()
+
+    def _run(self, reason: str) -> None:
+        try:
+            self._stop(reason)
+            logger.warning("the driver's stop was done from outside: reason=%s", reason)
+        except Exception as e:  # of a lab's code
+            logger.error("the driver's stop from outside failed: %s %s", type(e).__name__, e)
+
+
 class Front:
     """The sockets of one robot's server, on loopback or behind keys.
 
@@ -70,16 +129,12 @@ class Front:
         stop_outside: Optional[Callable[[str], None]] = None, end_loop: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = monotonic,
     ) -> None:  # fmt: skip
-        self._link, self._patience, self._clock = link, patience, clock
-        self._stop_outside, self._end_loop = stop_outside, end_loop
-        self._stopping: Optional[threading.Thread] = None
+        self._link, self._clock, self._end_loop = link, clock, end_loop
+        self._outside = None if stop_outside is None else OutsideStop(stop_outside)
+        self.loop = LoopWatch(patience, clock)
         self.peers = Peers()
         self.guard = ConnectionGuard(LIMITS, self._cut, zmq.EVENT_HANDSHAKE_SUCCEEDED, calm=LOOK)
-        name = os.urandom(6)  # of this front: libzmq numbers the connections of each process alike
-        self._name, self._number = name, int.from_bytes(name, "little")
-        self._state, self._state_at, self._decoded = b"", clock(), b""
-        self._facts: Dict[str, Any] = {}  # of the newest state
-        self._stalled = False
+        self._name = os.urandom(6)  # of this front: libzmq numbers the connections of each process alike
         self._repeat_at = self._beat_at = self._read_at = self._signalled = 0.0
         self._skipping = False  # the rest of a message of too many parts
         address.check()
@@ -147,7 +202,7 @@ class Front:
                 return
             kind, payload = message
             if kind == STATE:
-                self._state, self._state_at = payload, self._clock()
+                self.loop.published(payload, self._clock())
                 try_send(self._states, [payload])
             elif kind == REPLY:
                 serial, rank, body = msgpack.unpackb(payload)
@@ -236,15 +291,15 @@ class Front:
 
     def _pump(self) -> None:
         self._link.flush()
-        while not self._stalled:
+        while not self.loop.stalled:
             waiting = self.peers.next()
             if waiting is None:
                 break
             self._send(waiting)
         now = self._clock()
-        if now >= self._beat_at and not self._stalled:  # nothing is piled up before a loop that stands still
+        if now >= self._beat_at and not self.loop.stalled:  # nothing is piled up before a loop that stands still
             self._beat_at = now + BEATS
-            self._link.send(BEAT, msgpack.packb([self._number, dict(self.peers.counts)]))
+            self._link.send(BEAT, msgpack.packb([int.from_bytes(self._name, "little"), dict(self.peers.counts)]))
 
     def _send(self, waiting: Waiting) -> None:
         request = waiting.request
@@ -255,66 +310,35 @@ class Front:
 
     def _watch(self) -> None:
         now = self._clock()
-        silent = now - self._state_at
-        stalled = silent > (self._patience if self._state else max(self._patience, STARTING))
-        if stalled != self._stalled:
-            self._stalled = stalled
-            logger.warning("the loop %s: silent_s=%.2f", "stands still" if stalled else "goes on", silent)
-        if not stalled:
+        silent = self.loop.look(now)
+        if not self.loop.stalled:
             return
         word = f"the server's loop has stood still for {silent:.1f} s"
         for waiting in list(self.peers.given_up()):
             if not waiting.silent:
                 self._answer(waiting, self._not_confirmed(waiting, word, silent))
-            if waiting.request.stop:
-                self._stop_from_outside(f"a stop by {waiting.request.key or waiting.request.address}")
-        if now >= self._repeat_at and self._state:
+            if waiting.request.stop and self._outside is not None:
+                self._outside.begin(f"a stop by {waiting.request.key or waiting.request.address}")
+        if now >= self._repeat_at and self.loop.state:
             self._repeat_at = now + REPEATED
-            try_send(self._states, [arrays.pack({**self._known(), **self._standing(word, silent), "stalled": silent})])
+            state = {**self.loop.known(), **self.loop.standing(word, silent), "stalled": silent}
+            try_send(self._states, [arrays.pack(state)])
         if self._signalled and min(silent, now - self._signalled) > ENDS_WITHIN:
             self._signalled = 0.0
             logger.error("the loop does not end: %s. Its process is killed; the arms keep the last set point", word)
             self._end_loop()
 
-    def _known(self) -> Dict[str, Any]:
-        """Return the newest state."""
-        if self._decoded is not self._state:
-            self._decoded = self._state
-            with contextlib.suppress(WireError):
-                self._facts = arrays.unpack(self._state, MAX_STATE)
-        return self._facts
-
-    def _standing(self, word: str, silent: float) -> Dict[str, Any]:
-        moment = self._known().get("moment", 0.0) + silent
-        return {"state": STALLED, "word": f"{word}: it obeys no request. {FIRST}", "moment": moment}
-
     def _not_confirmed(self, waiting: Waiting, word: str, silent: float) -> bytes:
         error = f"{waiting.op or 'request'}: {word}. Nothing is done before it goes on."
         if waiting.op in ("stop", "hold"):
             error = f"THE ROBOT DID NOT CONFIRM the {waiting.op}: {word}. {FIRST}"
-        if waiting.request.stop and self._stop_outside is not None:
+        if waiting.request.stop and self._outside is not None:
             error += " The driver's own stop was requested from outside the loop."
-        known = {name: self._known().get(name) for name in ("generation", "run")}
+        known = {name: self.loop.known().get(name) for name in ("generation", "run")}
         return arrays.pack({
-            **known, **self._standing(word, silent), "id": waiting.number, "ok": False, "error": codec.shown(error),
+            **known, **self.loop.standing(word, silent), "id": waiting.number, "ok": False, "error": codec.shown(error),
             "greet": False, "confirmed": False,
         })  # fmt: skip
-
-    def _stop_from_outside(self, reason: str) -> None:
-        """Let the driver's own stop run in a thread, if none does."""
-        stop = self._stop_outside
-        if stop is None or (self._stopping is not None and self._stopping.is_alive()):
-            return
-
-        def run() -> None:
-            try:
-                stop(reason)
-                logger.warning("the driver's stop was done from outside: reason=%s", reason)
-            except Exception as e:  # of a lab's code
-                logger.error("the driver's stop from outside failed: %s %s", type(e).__name__, e)
-
-        self._stopping = threading.Thread(target=run, name="stop", daemon=True)
-        self._stopping.start()
 
 
 def _read(content: bytes) -> Tuple[str, Optional[int], str]:

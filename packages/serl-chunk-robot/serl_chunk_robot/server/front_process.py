@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
-import logging
 import os
 import resource
 import select
 import signal
 import socket
-import sys
 from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any, Callable, Dict, NamedTuple, Optional
 
 from serl_chunk_robot.errors import ConfigError
-from serl_chunk_robot.output import background_output
 from serl_chunk_robot.server.admission import Address
 from serl_chunk_robot.server.front import PATIENCE, Front
 from serl_chunk_robot.server.priority import PRIORITY, raise_priority
-from serl_chunk_robot.server.processes import Child
+from serl_chunk_robot.server.processes import Child, run_child
 from serl_chunk_robot.wire.link import Link
-
-logger = logging.getLogger(__name__)
 
 PASSES = 3.0  # of a slow loop that it may miss
 DESCRIPTORS = 4096  # two of each connection
@@ -62,9 +56,8 @@ def made(job: Job) -> Front:
     patience, server, ends = max(PATIENCE, PASSES * job.dt), os.getppid(), monotonic() + BIND_WITHIN
     while True:
         try:
-            return Front(
-                link, address, patience=patience, stop_outside=_stop_of(job), end_loop=partial(_kill, server)
-            )  # fmt: skip
+            end_loop = partial(_kill, server)
+            return Front(link, address, patience=patience, stop_outside=_stop_of(job), end_loop=end_loop)
         except ConfigError:
             if monotonic() > ends:
                 raise
@@ -94,25 +87,19 @@ def _allow_descriptors() -> None:
 
 
 def main() -> None:
-    """Run the process. Its argument: the descriptor of the pipe for the reason of its end."""
-    pipe = int(sys.argv[1])
-    os.set_inheritable(pipe, False)
+    """Run the process."""
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)  # it ends with the server, which a signal to both would end
-    with background_output():  # a pipe that takes nothing must not stop it
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-        server = os.getppid()
-        _allow_descriptors()
-        try:
-            front = made(Job(**json.loads(sys.stdin.readline())))
-            with contextlib.closing(front):
-                raise_priority(PRIORITY - 1)  # after the loop: on a machine of one core it must not keep it waiting
-                while os.getppid() == server and not front.ended and not select.select([0], [], [], 0)[0]:
-                    front.step()
-        except Exception as e:
-            with contextlib.suppress(OSError):  # the server is gone
-                os.write(pipe, str(e).encode()[:4000])
-            sys.exit(1)
+    server = os.getppid()
+    _allow_descriptors()
+
+    def work(job: Dict[str, Any], report: Callable[[str], None]) -> None:
+        with contextlib.closing(made(Job(**job))) as front:
+            raise_priority(PRIORITY - 1)  # after the loop: on a machine of one core it must not keep it waiting
+            while os.getppid() == server and not front.ended and not select.select([0], [], [], 0)[0]:
+                front.step()
+
+    run_child(work, str)
 
 
 if __name__ == "__main__":

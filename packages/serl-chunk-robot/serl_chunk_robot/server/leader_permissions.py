@@ -130,7 +130,6 @@ class Drives:
             self._send(name, {"number": drive.number, "ended": codec.shown(why)})
 
     def close(self) -> None:
-        """End the drive, and close the sockets."""
         self.end("the server ends")
         for pair in self._pairs.values():
             for end in pair:

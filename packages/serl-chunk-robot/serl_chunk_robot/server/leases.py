@@ -72,7 +72,6 @@ class Lease:
         return moved
 
     def check(self, connection: bytes, op: str) -> None:
-        """Raise Refused where a connection does not hold the lease."""
         if not self.holder:
             raise Refused(f"{op}: no actor holds the lease. Send lease first.")
         if connection != self.connection:

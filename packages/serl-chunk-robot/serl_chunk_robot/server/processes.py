@@ -18,6 +18,7 @@ import threading
 from time import monotonic
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from serl_chunk_robot.output import background_output
 from serl_chunk_robot.wire.sockets import Waker
 
 logger = logging.getLogger(__name__)
@@ -74,7 +75,6 @@ class Processes:
         self._waker.close()
 
     def pids(self) -> List[int]:
-        """The processes that run."""
         return [each.process.pid for each in self._processes if each.process is not None]
 
     def _supervise(self) -> None:
@@ -199,3 +199,30 @@ class Watch:
         self.ended.set()
         threading.Event().wait(CLOSE_WITHIN)
         os._exit(0)
+
+
+def run_child(
+    work: Callable[[Dict[str, Any], Callable[[str], None]], None], reason: Callable[[Exception], str]
+) -> None:  # fmt: skip
+    """Run the process of a child. Its job is one line of JSON on its standard input, which ends with the server.
+
+    Its argument is the descriptor of a pipe for the reason of its end.
+
+    Args:
+        work: called with the job and with what writes that reason.
+        reason: of an error that `work` raises, which ends the process.
+    """
+    pipe = int(sys.argv[1])
+    os.set_inheritable(pipe, False)
+
+    def report(text: str) -> None:
+        with contextlib.suppress(OSError):  # the server is gone
+            os.write(pipe, text.encode()[:4000])
+
+    with background_output():  # a pipe that takes nothing must not stop it
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+        try:
+            work(json.loads(sys.stdin.readline()), report)
+        except Exception as e:
+            report(reason(e))
+            sys.exit(1)

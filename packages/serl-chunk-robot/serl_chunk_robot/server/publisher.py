@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from typing import Any, Deque, Dict, List
+from typing import Any, Deque, Dict, List, Optional
 
 import numpy as np
 
@@ -26,6 +26,7 @@ class Publisher:
         self._passes = self._events_seen = 0
         self._events: Deque[List[Any]] = deque(maxlen=EVENTS)
         self._late, self._lateness = np.zeros(PASSES), {"p50": 0.0, "p99": 0.0, "max": 0.0}
+        self._more: Dict[str, Any] = {}
         self._failed = ""
 
     def begin(self, late: float) -> None:
@@ -37,18 +38,18 @@ class Publisher:
             p50, p99 = np.percentile(known, (50, 99))
             self._lateness = {"p50": float(p50), "p99": float(p99), "max": float(known.max())}
 
-    def message(self, status: Status, more: Dict[str, Any]) -> bytes:
-        """Return the state after a pass, with the server's own fields `more`.
+    def message(self, status: Status, more: Optional[Dict[str, Any]] = None) -> bytes:
+        """Return the state after a pass, with the server's own fields `more`; None: those of the last message.
 
         A driver's extras or events that no message can hold are left out and logged: they must not end the loop.
         """
+        self._more = self._more if more is None else more
         own = {
-            **self._names, **more, "pass": self._passes, "late": self._lateness, "moment": status.moment,
-            "state": status.state, "word": codec.shown(status.word), "generation": status.generation,
-            "set_point": status.set_point, "number": status.number, "factor": status.factor, "reason": status.reason,
-            "answered": status.answered, "motion": status.motion, "done": status.done, "since": status.since,
+            **self._names, **self._more, "pass": self._passes, "late": self._lateness, **status._asdict(),
+            "word": codec.shown(status.word),
             "held": None if status.held is None else {"by": codec.shown(status.held[0]), "since": status.held[1]},
         }  # fmt: skip
+        del own["reading"]
         nothing: Dict[str, Any] = {"q": None, "dq": None, "effort": None, "stamp": None, "extra": {}, "events": [],
                                    "torque": None}  # fmt: skip
         try:

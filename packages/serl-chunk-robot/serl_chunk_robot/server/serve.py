@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
-import re
 import signal
 import sys
 from functools import partial
 from pathlib import Path
-from time import monotonic
 from typing import Any, Dict, Iterator
 
 import numpy as np
 
-from serl_chunk_robot.control.border import text_of
-from serl_chunk_robot.control.loop import Motion
+from serl_chunk_robot.control.motions import Jog, Oscillation, Park, Reset, Step
+from serl_chunk_robot.control.own_motion import Motion
 from serl_chunk_robot.drivers.base import Driver
-from serl_chunk_robot.errors import ConfigError, SerlChunkError
+from serl_chunk_robot.errors import ConfigError
 from serl_chunk_robot.output import background_output
+from serl_chunk_robot.robot_file.config import HAIR, RobotFile, load
+from serl_chunk_robot.robot_file.opening import opened, state_folder
+from serl_chunk_robot.robot_file.profiles import CAUTIOUS
 from serl_chunk_robot.safety.gate import Gate
 from serl_chunk_robot.safety.limits import Limits
 from serl_chunk_robot.safety.measured import Measured
+from serl_chunk_robot.server import camera_process, device_process, front_process
 from serl_chunk_robot.server.admission import Address
 from serl_chunk_robot.server.door import Door
 from serl_chunk_robot.server.history import History
+from serl_chunk_robot.server.leader_permissions import Drives
 from serl_chunk_robot.server.priority import PRIORITY, raise_priority
+from serl_chunk_robot.server.processes import Processes
 from serl_chunk_robot.server.server import RobotServer
 from serl_chunk_robot.wire.link import Link, make_pair
 
@@ -35,49 +38,6 @@ logger = logging.getLogger(__name__)
 
 READY_WITHIN = 20.0  # s in which the front has to receive requests; a busy computer loads Python in seconds
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-
-
-class DriverFailed(SerlChunkError):
-    """The driver could not open the robot, in one sentence."""
-
-
-def state_folder() -> Path:
-    """Return `$XDG_STATE_HOME/serl-chunk-robot`, or `~/.local/state/serl-chunk-robot`."""
-    base = Path(os.environ.get("XDG_STATE_HOME", ""))
-    return (base if base.is_absolute() else Path("~/.local/state").expanduser()) / "serl-chunk-robot"
-
-
-@contextlib.contextmanager
-def claimed(name: str, folder: Path) -> Iterator[None]:
-    """Let one process of this user serve the robot `name`. Raises ConfigError with the other one's process."""
-    if not _NAME.fullmatch(name):
-        raise ConfigError(f"{name!r}: use 1..64 letters, digits, '-', '_' or '.' for a robot's name", parameter="name")
-    path = folder / f"{name}.lock"
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = os.open(str(path), os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as e:
-        raise ConfigError(f"{path} cannot be used: {e.strerror}") from e
-    open_here = [lock]
-
-    def close() -> None:
-        if open_here:
-            os.close(open_here.pop())
-
-    # A driver's process that outlives this one must not hold the lock: the robot could not be served again.
-    os.register_at_fork(after_in_child=close)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            other = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
-            raise ConfigError(f"{name} is served already, by process {other}. End that one first.") from None
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
-        yield
-    finally:
-        close()  # the file stays: another process may have opened it by now
 
 
 def serve(path: Path, driver: str = "") -> None:
@@ -89,74 +49,51 @@ def serve(path: Path, driver: str = "") -> None:
         ConfigError: the file, the driver's name, the address or the keys are wrong, or the robot is served already.
         DriverFailed: the robot cannot be opened.
     """
-    from serl_chunk_robot.robot_file.config import HAIR, checked, load, load_driver
-    from serl_chunk_robot.robot_file.profiles import CAUTIOUS
-    from serl_chunk_robot.server import camera_process, device_process, front_process
-    from serl_chunk_robot.server.leader_permissions import Drives
-    from serl_chunk_robot.server.processes import Processes
-
     file = load(path, driver=driver)
-    with claimed(file.name, state_folder()), _logs_of_a_thread():
-        robot = load_driver(file)
+    with _logs_of_a_thread(), opened(file) as robot:
         spec = robot.spec()
-        checked(file, spec)
-        try:
-            robot.connect(monotonic)
-            q = robot.read().q
-        except Exception as e:  # of a lab's code
-            with contextlib.suppress(Exception):
-                robot.close()
-            raise DriverFailed(f"{file.driver}: the robot cannot be opened: {type(e).__name__} {e}") from e
-        try:
-            checked(file, spec, np.asarray(q, np.float64))
-            gate = Gate(file.profiles[file.start].limits, 1.0 / (file.rate or spec.rate), file.arms)
-            low, high, fastest = (np.array(x, np.float64) for x in (spec.low, spec.high, spec.fastest or spec.velocity))
-            measured = Measured(low - HAIR, high + HAIR, fastest)
-            history = History(state_folder() / f"{file.name}.history.jsonl")
-            drives = Drives([d.name for d in file.devices], file.profiles[CAUTIOUS].limits)
-            own, theirs = make_pair()
-            address, door = Address(file.host, file.port, file.keys), Door(Link(own))
-            address.check()
-            server = RobotServer(
-                robot, gate, measured=measured, profiles=file.profiles, profile=file.start,
-                motions=Motions(file, robot), door=door,
-                cameras=[(c.name, c.spec.height, c.spec.width, c.port) for c in file.cameras],
-                devices=[(d.name, d.port, d.arm) for d in file.devices], drives=drives, park=file.park,
-                history=history, needs_go=file.needs_go,
-            )  # fmt: skip
-            streams = file.host, file.keys, server.run_id
-            children = [
-                front_process.child(address, theirs, gate.dt, spec.stop_outside, file.options, door.front_ended),
-                *camera_process.children(file.cameras, *streams),
-                *device_process.children(file.devices, *streams, drives.descriptors()),
-            ]  # fmt: skip
-            closed = (theirs, drives, history)
-            with contextlib.ExitStack() as stack:
-                for each in closed:
-                    stack.enter_context(contextlib.closing(each))
-                stack.enter_context(_ended_by_signals(server, own.fileno()))
-                stack.enter_context(Processes(children))
-                why = door.wait_for_front(READY_WITHIN)
-                if why:
-                    raise ConfigError(why)
-                logger.info("serving: robot=%s address=%s:%d profile=%s", file.name, file.host, file.port, file.start)
-                prioritise()
-                server.run()
-        finally:
-            _leave(robot)
+        gate = Gate(file.profiles[file.start].limits, 1.0 / (file.rate or spec.rate), file.arms)
+        low, high, fastest = (np.array(x, np.float64) for x in (spec.low, spec.high, spec.fastest or spec.velocity))
+        measured = Measured(low - HAIR, high + HAIR, fastest)
+        history = History(state_folder() / f"{file.name}.history.jsonl")
+        drives = Drives([d.name for d in file.devices], file.profiles[CAUTIOUS].limits)
+        own, theirs = make_pair()
+        address, door = Address(file.host, file.port, file.keys), Door(Link(own))
+        address.check()
+        server = RobotServer(
+            robot, gate, measured=measured, profiles=file.profiles, profile=file.start, motions=Motions(file, robot),
+            door=door, cameras=[(c.name, c.spec.height, c.spec.width, c.port) for c in file.cameras],
+            devices=[(d.name, d.port, d.arm) for d in file.devices], drives=drives, park=file.park, history=history,
+            needs_go=file.needs_go,
+        )  # fmt: skip
+        streams = file.host, file.keys, server.run_id
+        children = [
+            front_process.child(address, theirs, gate.dt, spec.stop_outside, file.options, door.front_ended),
+            *camera_process.children(file.cameras, *streams),
+            *device_process.children(file.devices, *streams, drives.descriptors()),
+        ]  # fmt: skip
+        with contextlib.ExitStack() as stack:
+            for each in (theirs, drives, history):
+                stack.enter_context(contextlib.closing(each))
+            stack.enter_context(_ended_by_signals(server, own.fileno()))
+            stack.enter_context(Processes(children))
+            why = door.wait_for_front(READY_WITHIN)
+            if why:
+                raise ConfigError(why)
+            logger.info("serving: robot=%s address=%s:%d profile=%s", file.name, file.host, file.port, file.start)
+            prioritise()
+            server.run()
 
 
 class Motions:
-    """Makes the motions of a robot's file. `file`: of serl_chunk_robot.robot_file.config."""
+    """Makes the motions of a robot's file."""
 
-    def __init__(self, file: Any, driver: Driver) -> None:
+    def __init__(self, file: RobotFile, driver: Driver) -> None:
         self._file, self._driver, self._spec = file, driver, driver.spec()
         self._rng, self._episode = np.random.default_rng(), 0
 
     def __call__(self, event: str, arguments: Dict[str, Any], start: np.ndarray, limits: Limits) -> Motion:
         """Make a motion from the set point `start`, float64[J]. Raises ConfigError, TypeError or KeyError."""
-        from serl_chunk_robot.control.motions import Jog, Oscillation, Park
-
         effort = np.full(len(start), np.inf) if self._file.effort is None else self._file.effort
         more: Dict[str, Any] = {"effort": effort, "grippers": self._spec.grippers}
         more.update({"stands": 0.0} if self._spec.simulated else {"beep": _beep})
@@ -182,8 +119,6 @@ class Motions:
 
     def _reset(self, start: np.ndarray, limits: Limits, episode: int, seed: Any, more: Dict[str, Any]) -> Motion:
         """Make a reset. `seed`: of what it draws, and of a simulated task's scene; None: another one each time."""
-        from serl_chunk_robot.control.motions import Reset, Step
-
         if seed is None:
             seed = int(self._rng.integers(2**31))
         if type(seed) is not int or seed < 0:
@@ -199,11 +134,9 @@ class Motions:
 
 
 def prioritise() -> bool:
-    """Let the calling thread, and no thread or process that it starts, run before all ordinary programs.
+    """Raise the calling thread's priority; returns False, with a log line, where the system does not permit that.
 
-    So do the threads of libzmq that move messages: the newest command would wait for a busy computer there.
-    Returns False, with a log line, where the system does not permit that: a busy computer then delays the control loop,
-    which stops the robot after 100 ms.
+    A busy computer then delays the control loop, which stops the robot after 100 ms.
     """
     refused = raise_priority(PRIORITY)
     if refused:
@@ -217,16 +150,6 @@ def prioritise() -> bool:
 
 def _beep() -> None:
     logger.warning("motion: the robot moves now or in a second\a")
-
-
-def _leave(robot: Driver) -> None:
-    """Hold and disconnect. Torque stays on, whatever the driver answers."""
-    for call in (robot.hold, robot.close):
-        try:
-            call()
-        except BaseException as e:
-            logger.error("%s failed: %s %s", call.__name__, type(e).__name__, text_of(e))
-    logger.warning("the server ended. Torque stays on: the arms hold their last set point.")
 
 
 @contextlib.contextmanager

@@ -11,14 +11,16 @@ import logging
 import uuid
 from collections import Counter
 from time import monotonic, sleep
-from typing import Any, Callable, Dict, Mapping, Optional, Protocol, Sequence, Tuple
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
 from serl_chunk_robot.client.clocks import boot_time
-from serl_chunk_robot.control.loop import Motion, Refused, RobotLoop, Status
+from serl_chunk_robot.control.loop import Refused, RobotLoop, Status
+from serl_chunk_robot.control.own_motion import Motion
 from serl_chunk_robot.drivers.base import SUPPORTED, Driver
 from serl_chunk_robot.errors import SerlChunkError, named_once
+from serl_chunk_robot.robot_file.profiles import Profile
 from serl_chunk_robot.safety.gate import Command, Gate
 from serl_chunk_robot.safety.limits import Limits
 from serl_chunk_robot.safety.measured import Measured
@@ -47,17 +49,24 @@ OTHERS = ("hello", "lease", "take", "drop", "command", "drive", "profile", "rebo
 REMEMBERED = ("hold", "stop", "clear", "go", "take", "end")  # in the server's history
 
 
-class Profile(Protocol):
-    """A profile of the robot's file."""
+class Inbox:
+    """What came for the next pass of the loop."""
 
-    @property
-    def name(self) -> str: ...
+    def __init__(self) -> None:
+        self.taken = 0  # requests of this pass
+        self.came: Optional[Tuple[int, float]] = None  # number of the newest command, taken or not, and when it came
+        self._command: Optional[Tuple[Command, float]] = None  # the newest, and when it came
 
-    @property
-    def limits(self) -> Limits: ...
+    def put(self, command: Command, now: float) -> bool:
+        """Keep a command; returns whether it overtook one."""
+        overtook = self._command is not None
+        self._command, self.came = (command, now), (command.number, now)
+        return overtook
 
-    @property
-    def digest(self) -> str: ...
+    def take(self) -> Optional[Tuple[Command, float]]:
+        """Take the command that waits, and when it came; None where none does."""
+        command, self._command = self._command, None
+        return command
 
 
 class RobotServer:
@@ -83,27 +92,25 @@ class RobotServer:
         devices: Sequence[Tuple[str, int, int]] = (), drives: Optional[Drives] = None, needs_go: bool = True,
         park: Optional[np.ndarray] = None, history: Optional[History] = None,
     ) -> None:  # fmt: skip
-        self._spec, self._dt, self._clock = driver.spec(), gate.dt, clock
+        spec, self._clock = driver.spec(), clock
         self._gate, self._profiles, self._profile = gate, profiles, profiles[profile]
         self._motions, self._drives, self._park = motions, drives or Drives(), park
         self._history = history or History(None)
-        self._streams = {"cameras": [list(each) for each in cameras], "devices": [list(each) for each in devices]}
-        self._motion: Optional[Motion] = None  # the newest
+        self._greeting: Dict[str, Any] = {
+            "robot": spec.name, "spec": spec._asdict(), "cameras": [list(each) for each in cameras],
+            "devices": [list(each) for each in devices],
+        }  # fmt: skip
         self.loop = RobotLoop(
-            driver, gate, measured=measured, dt=gate.dt, tick=self._spec.tick, on_transition=self._transition,
-            needs_go=needs_go,
+            driver, gate, measured=measured, tick=spec.tick, on_transition=self._transition, needs_go=needs_go,
             clock=boot_time if clock is monotonic else clock,
         )  # fmt: skip
         self.run_id = uuid.uuid4().hex[:12]
         self._clients, self._lease = Clients(), Lease()
-        self._newest: Optional[Tuple[Command, float]] = None  # and when it came
-        self._came: Optional[Tuple[int, float]] = None  # number of the newest command, taken or not, and when it came
+        self._inbox = Inbox()
         self._counts: Counter[str] = Counter()
-        self._publisher = Publisher(self._spec.name, self.run_id)
-        self._logged_word, self._own = "", {}  # type: Tuple[str, Dict[str, Any]]
-        self._ending = ""
+        self._publisher = Publisher(spec.name, self.run_id)
+        self._logged_word = self._ending = ""
         self._door, self._deaf = door, ""  # why no request can be received
-        self._taken = 0  # requests of this pass
 
     def run(self) -> None:
         """Serve until `end`; then brake and return. The door is closed in any case.
@@ -118,14 +125,15 @@ class RobotServer:
                 now = self._clock()
                 if self._ending:
                     gives_up = gives_up or now + END_WITHIN
-                    self._brake(now)
+                    if self.loop.machine.state in (RUN, MOVE):
+                        self._event("hold", OPERATOR, self._ending, now)
                     if not self.loop.machine.moving or now > gives_up:
                         return
                 # A late pass moves no deadline, and those that it missed are left out.
-                due += self._dt * max(1, int(np.ceil((now - due) / self._dt)))
+                due += self._gate.dt * max(1, int(np.ceil((now - due) / self._gate.dt)))
         except BaseException as e:
-            status = self.loop.fail(e, lambda: sleep(self._dt))
-            self._door.publish(self._publisher.message(status, self._own))
+            status = self.loop.fail(e, lambda: sleep(self._gate.dt))
+            self._door.publish(self._publisher.message(status))
             raise
         finally:
             self.close()
@@ -142,14 +150,14 @@ class RobotServer:
         self._publisher.begin(now - due)
         status = self.loop.run_pass(now)
         self._drives.run_pass(status, self._lease.connection)
-        self._own = {
+        own = {
             "controller": self._lease.holder, "process": self._lease.process,
             "profile": self._profile.name, "digest": self._profile.digest,
-            "counts": {**self._gate.counts, **_sum(self._counts, self._door.counts)}, "came": self._came,
-            "waiting": status.state == MOVE and bool(getattr(self._motion, "waiting", False)),
+            "counts": {**self._gate.counts, **_sum(self._counts, self._door.counts)}, "came": self._inbox.came,
+            "waiting": status.state == MOVE and self.loop.motion.waiting,
             "causes": {event: codec.shown(detail) for event, detail in self.loop.causes.items()},
         }  # fmt: skip
-        self._door.publish(self._publisher.message(status, self._own))
+        self._door.publish(self._publisher.message(status, own))
         return status
 
     def end(self, by: str) -> None:
@@ -157,20 +165,14 @@ class RobotServer:
         self._ending = by
 
     def close(self) -> None:
-        """Close the door. `run` does."""
         self._door.close()
 
-    def _brake(self, now: float) -> None:
-        if self.loop.machine.state in (RUN, MOVE):
-            self._event("hold", OPERATOR, self._ending, now)
-
     def _event(self, event: str, role: str, by: str, now: float) -> None:
-        """Apply an event where it is possible."""
         with contextlib.suppress(Refused):  # it stands, or brakes already
             self.loop.request(event, role, by, now)
 
     def _lost(self, now: float, event: str = "lost") -> None:
-        self._newest = None
+        self._inbox.take()
         self._event(event, "server", "the server", now)
 
     def _transition(self, done: Transition) -> None:
@@ -181,7 +183,7 @@ class RobotServer:
 
     def _wait(self, due: float) -> None:
         """Answer requests until a pass is due; commands wait for it."""
-        while self._taken < A_PASS:
+        while self._inbox.taken < A_PASS:
             left = due - self._clock()
             if left < 0.001 or not self._door.wait(left):
                 break
@@ -192,15 +194,15 @@ class RobotServer:
 
     def _drain(self) -> None:
         """Take what has come, for a quarter of a pass at most. What then comes before the next pass counts with it."""
-        until, self._taken = self._clock() + self._dt / 4, 0
-        while self._taken < A_PASS and self._take() and self._clock() <= until:
+        until, self._inbox.taken = self._clock() + self._gate.dt / 4, 0
+        while self._inbox.taken < A_PASS and self._take() and self._clock() <= until:
             pass
         self._take_newest()
 
     def _take(self) -> bool:
         request = self._door.take()
         if request is not None:
-            self._taken += 1
+            self._inbox.taken += 1
             self._receive(request, self._clock())
         return request is not None
 
@@ -214,7 +216,7 @@ class RobotServer:
 
     def _take_newest(self) -> str:
         """Give the loop the newest command; returns why it was rejected."""
-        newest, self._newest = self._newest, None
+        newest = self._inbox.take()
         return "" if newest is None else self.loop.command(*newest)
 
     def _receive(self, request: Request, now: float) -> None:
@@ -287,7 +289,7 @@ class RobotServer:
         if op == "command":
             self._command(values, connection, age, now)
             return {}
-        if op not in CALMING and request.waited > max(LAY, 3 * self._dt):
+        if op not in CALMING and request.waited > max(LAY, 3 * self._gate.dt):
             raise Refused(f"{op}: it waited for {request.waited:.1f} s, as the loop stood still. Request it again")
         self._take_newest()  # what came before is done before
         if op in CALMING:
@@ -331,8 +333,7 @@ class RobotServer:
         elif op in REQUESTS:
             return self._request(op, values, connection, client, now)
         elif op == "proceed":
-            proceed = getattr(self._motion, "proceed", None)
-            if client.role != OPERATOR or self.loop.machine.state != MOVE or proceed is None or not proceed():
+            if client.role != OPERATOR or self.loop.machine.state != MOVE or not self.loop.motion.proceed():
                 raise Refused("proceed is for the operator, while a motion waits for one")
         elif op != "ping":
             known = ", ".join(sorted({*REQUESTS, *OTHERS}))
@@ -357,9 +358,7 @@ class RobotServer:
         if role == CONTROLLER:
             self._take_lease(connection, client, now)
         self._clients.add(connection, client, self._lease.connection)
-        profiles = {p.name: p.digest for p in self._profiles.values()}
-        spec = self._spec._asdict()
-        return {"robot": self._spec.name, "profiles": profiles, "spec": spec, **self._streams}
+        return {**self._greeting, "profiles": {p.name: p.digest for p in self._profiles.values()}}
 
     def _take_lease(self, connection: bytes, client: Client, now: float) -> None:
         if self._lease.take(connection, client, now):
@@ -375,8 +374,7 @@ class RobotServer:
         if not isinstance(target, np.ndarray):
             raise WireError("field 'target' must be an array or a list of numbers")
         command = Command(target, codec.count(values, "number"), codec.count(values, "generation"), age)
-        self._counts["overtaken"] += self._newest is not None
-        self._newest, self._came = (command, now), (command.number, now)
+        self._counts["overtaken"] += self._inbox.put(command, now)
         if "id" in values:
             reason = self._take_newest()
             if reason:
@@ -408,8 +406,7 @@ class RobotServer:
         self.loop.request(event, role, client.name, now, motion=motion, ends=ends, detail=detail)
         if motion is None:
             return {}
-        self._motion = motion
-        return {"draws": dict(getattr(motion, "draws", {})), "motion": self.loop.motion}
+        return {"draws": dict(getattr(motion, "draws", {})), "motion": self.loop.motion.number}
 
     def _check_generation(self, op: str, values: Dict[str, Any]) -> None:
         """Raise Refused for a request without the generation of the robot as it is now."""

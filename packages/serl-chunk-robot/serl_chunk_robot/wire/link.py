@@ -54,13 +54,8 @@ class Link:
         return True
 
     def flush(self) -> None:
-        """Send what is kept, as far as it is taken."""
         while self._unsent and self._sent(self._unsent[0]):
             self._unsent.popleft()
-
-    def forget(self) -> None:
-        """Forget what is kept."""
-        self._unsent.clear()
 
     def receive(self) -> Optional[Tuple[int, bytes]]:
         """Return the next message, kind and bytes; None where none has come."""
