@@ -253,7 +253,7 @@ def test_the_tutorial_runs_end_to_end(
     training = next(p.values[0] for p in commands_of("serl-chunk") if "reach.py" in p.values[0] and "--local" in p.id)
     assert command_line.main(training) == 0
     arguments = calls.pop()[1]
-    small = [("batch_size", 16), ("pretrain_steps", 20), ("critic_warmup_steps", 0), ("max_steps", 4),
+    small = [("batch_size", 16), ("pretrain_steps", 20), ("max_steps", 4),
              ("warmup_episodes", 3), ("training_starts", 0), ("utd_ratio", 0.1)]  # fmt: skip
     tiny = [("agent.critic.hidden", "8"), ("agent.critic.ensemble", "2"),
             ("agent.flow.hidden", "8"), ("agent.flow.steps", "1"), ("agent.policy_updates", "1")]  # fmt: skip

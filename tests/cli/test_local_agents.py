@@ -17,7 +17,7 @@ from serl_chunk.learner.schedule import Phase
 from serl_chunk.runs.checkpoints import host_leaves
 
 TINY = (
-    "learner.max_steps=40", "learner.pretrain_steps=20", "learner.critic_warmup_steps=0", "learner.warmup_episodes=2",
+    "learner.max_steps=40", "learner.pretrain_steps=20", "learner.warmup_episodes=2",
     "learner.batch_size=8", "learner.steps_per_update=10", "learner.checkpoint_period=0", "learner.log_period=10",
     "agent.flow.hidden=16",
 )  # fmt: skip

@@ -141,9 +141,8 @@ LATE = FlowConfig(hidden=(6,), steps=3, train_delay="sampled")
     ids=["best-of-n", "gaussian", "clone"],
 )  # fmt: skip
 def test_the_published_agent_has_our_sizes_and_weights_and_conventions_of_its_own(agent, published):
-    config = configured(with_agent(agent, learner=LearnerConfig(critic_warmup_steps=500)), compat="qc")
+    config = configured(with_agent(agent), compat="qc")
     assert config.agent == PublishedQcConfig(**published)
-    assert config.learner.critic_warmup_steps == 0
     again = dataclasses.replace(config, compat="")  # with or without the flag
     assert configured(again, compat="qc") == configured(config, compat="qc") == config
     assert configured(again, preset="rlpd-ac").agent.kind == "acrlpd"
@@ -165,7 +164,7 @@ PUBLISHED = {
     "agent.backup_entropy": False, "agent.target_entropy_per_dim": -0.5, "agent.log_prob": "sum",
     "agent.critic.target_aggregate": "min", "agent.critic.target_subset": 2, "replay.demo_fraction": 0.5,
     "reward.scale": 1.0, "discount": BASE.discount, "agent.kind": "acrlpd", "learner.pretrain_steps": 0,
-    "learner.warmup_episodes": 0, "learner.critic_warmup_steps": 0,
+    "learner.warmup_episodes": 0,
 }  # fmt: skip
 RLPD = {
     "agent.critic.ensemble": 10, "agent.critic.hidden": (256, 256, 256), "agent.hidden": (256, 256, 256),

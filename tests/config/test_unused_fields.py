@@ -85,13 +85,13 @@ def test_what_another_setting_takes_the_effect_from_is_refused():
 
 
 @pytest.mark.parametrize(("path", "value"), [
-    ("agent.gripper.penalty", "-0.1"), ("learner.critic_pretrain_steps", "9"), ("learner.critic_warmup_steps", "9"),
+    ("agent.gripper.penalty", "-0.1"), ("learner.critic_pretrain_steps", "9"),
 ])  # fmt: skip
 def test_an_agent_without_a_critic_reads_nothing_of_one(path, value):
     with pytest.raises(ConfigError, match=naming(path, value, "acfql", "acrlpd")):
         asked("hg-dagger", (path, value), CHOICES)
     asked("hg-dagger", ("agent.gripper.joint", "false"), CHOICES)
-    asked("bc", ("learner.critic_pretrain_steps", "0"), ("learner.critic_warmup_steps", "0"))  # none is what it has
+    asked("bc", ("learner.critic_pretrain_steps", "0"))  # none is what it has
 
 
 def test_a_default_in_a_file_is_no_mistake():

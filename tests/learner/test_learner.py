@@ -87,7 +87,7 @@ def test_a_resumed_run_goes_on(demos, tmp_path, published, caplog):
 
 def test_a_run_goes_on_from_the_version_that_it_was_rolled_back_to(demos, tmp_path, published, caplog):
     run = tmp_path / "run"
-    before, _ = train_local(experiment(critic_warmup_steps=0), RunOptions([demos], str(run)))
+    before, _ = train_local(experiment(), RunOptions([demos], str(run)))
     assert before.checkpoints.steps() == [0, 40, 60]
     # A critic that was never updated chooses nothing: when the actors begin, and when training does.
     assert [p.chooses for p in published] == [False, False, *[True] * (len(published) - 2)]
@@ -95,7 +95,7 @@ def test_a_run_goes_on_from_the_version_that_it_was_rolled_back_to(demos, tmp_pa
     version = next(v for v, entry in kept_versions(run).items() if entry.step == 40)
     assert version < published[-1].version
     assert roll_back(run, version)[:2] == (version, 40)
-    after, _ = train_local(experiment(critic_warmup_steps=0), RunOptions([demos], str(run)))
+    after, _ = train_local(experiment(), RunOptions([demos], str(run)))
     assert "resumed at step 40, " in caplog.text
     assert (after.updates, after.checkpoints.steps()) == (60, [0, 40, 60])
     # Actors take none that is not newer than theirs.
@@ -120,7 +120,7 @@ def test_training_waits_where_everything_was_discarded(demos, tmp_path, monkeypa
 def test_pretraining_without_demonstrations_is_refused_with_the_remedy(tmp_path):
     with pytest.raises(ConfigError, match=naming("demo_path", "learner.pretrain_steps", 0)):
         train_local(experiment(), RunOptions([], str(tmp_path / "run")))
-    config = experiment(pretrain_steps=0, critic_warmup_steps=0, max_steps=20)
+    config = experiment(pretrain_steps=0, max_steps=20)
     assert train_local(config, RunOptions([], str(tmp_path / "other")))[0].updates == 20
 
 
@@ -208,7 +208,7 @@ def success_rate(config, run, step: int) -> float:
 
 @pytest.mark.slow  # `make demo` shows it as well
 def test_reinforcement_learning_overtakes_the_imitation_it_starts_from(demos, tmp_path):
-    config = experiment(pretrain_steps=600, critic_warmup_steps=100, warmup_episodes=8, max_steps=1_200,
+    config = experiment(pretrain_steps=600, warmup_episodes=8, max_steps=1_200,
                         steps_per_update=50, checkpoint_period=0, log_period=200)  # fmt: skip
     learner, _ = train_local(config, RunOptions([demos], str(tmp_path / "run")))
     assert learner.checkpoints.steps() == [0, 1_200]
@@ -225,7 +225,7 @@ def test_an_agent_without_a_critic_draws_no_batch_for_one(demos, tmp_path, monke
         return sample(self, rng, batch_size, updates, **kw)
 
     monkeypatch.setattr(Replay, "sample", counted)
-    config = experiment(cta_ratio=2, critic_pretrain_steps=20, critic_warmup_steps=20)
+    config = experiment(cta_ratio=2, critic_pretrain_steps=20)
     config = dataclasses.replace(config, agent=BcConfig(flow=FlowConfig(hidden=(16,), steps=2)))
     learner, _ = train_local(config, RunOptions([demos], str(tmp_path / "run")))
     assert (learner.trainer.phase, learner.updates) == (Phase.DONE, config.learner.max_steps)

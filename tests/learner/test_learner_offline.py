@@ -30,7 +30,7 @@ from serl_chunk.types import Outcome
 pytestmark = [pytest.mark.compiles, pytest.mark.usefixtures("quick")]
 
 OFFLINE = {"pretrain_steps": 0, "offline_steps": 40, "online_steps": 0, "checkpoint_period": 20}
-ONLINE = {"pretrain_steps": 0, "critic_warmup_steps": 0, "warmup_episodes": 0, "max_steps": 100_000,
+ONLINE = {"pretrain_steps": 0, "warmup_episodes": 0, "max_steps": 100_000,
           "checkpoint_period": 0, "max_lag_steps": 200}  # fmt: skip
 
 

@@ -51,31 +51,8 @@ def test_pretraining_that_was_stopped_goes_on_as_if_it_had_not_been(demos, tmp_p
     let_go(again)
 
 
-def test_a_critics_warm_up_goes_on_where_it_was_stopped(demos, tmp_path):
-    config = experiment(pretrain_steps=20, critic_warmup_steps=60)
-    first = learner_of(config, demos, tmp_path)
-    until(first, Phase.WARMUP)
-    feed(first, journal_of(config, demos, 40))
-    until(first, Phase.CRITIC_WARMUP, 40)
-    made = int(first.state.critic_updates)
-    let_go(first)
-    assert len(timed(tmp_path)) == 1
-    second = learner_of(config, demos, tmp_path)
-    assert second.trainer.phase is Phase.WARMUP  # its replay is empty without a journal
-    assert int(second.state.critic_updates) == made
-    feed(second, journal_of(config, demos, 40, "y"))
-    until(second, Phase.TRAIN)
-    assert int(second.state.critic_updates) == made + 20
-    let_go(second)  # before an update: only the warm-up's are to be kept
-    third = learner_of(config, demos, tmp_path)
-    feed(third, journal_of(config, demos, 40, "z"))
-    until(third, Phase.TRAIN)
-    assert int(third.state.critic_updates) == made + 20
-    let_go(third)
-
-
 def test_without_a_ratio_a_learner_trains_on_as_fast_as_it_can_and_resumes_with_one(demos, tmp_path):
-    plain = {"pretrain_steps": 20, "critic_warmup_steps": 0, "max_steps": 40}
+    plain = {"pretrain_steps": 20, "max_steps": 40}
     config = experiment(**plain, utd_ratio=None)
     first = learner_of(config, demos, tmp_path)
     until(first, Phase.WARMUP)
@@ -101,7 +78,7 @@ def test_without_a_ratio_a_learner_trains_on_as_fast_as_it_can_and_resumes_with_
 
 
 def test_without_a_ratio_training_ends_with_the_last_online_step(demos, tmp_path, caplog):
-    plain = {"pretrain_steps": 20, "critic_warmup_steps": 0, "training_starts": 1}
+    plain = {"pretrain_steps": 20, "training_starts": 1}
     config = experiment(**plain, utd_ratio=None, online_steps=60)
     journal = journal_of(config, demos, 60)
     learner = learner_of(config, demos, tmp_path / "run")
@@ -155,19 +132,17 @@ def first_chunks(learner: Learner, snapshot: Snapshot) -> list[np.ndarray]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("phase", "updates"), [(Phase.WARMUP, 0), (Phase.CRITIC_WARMUP, 20), (Phase.TRAIN, 0), (Phase.TRAIN, 30)]
-)
+@pytest.mark.parametrize(("phase", "updates"), [(Phase.WARMUP, 0), (Phase.TRAIN, 0), (Phase.TRAIN, 30)])
 def test_a_resumed_run_acts_with_the_policy_it_had(demos, tmp_path, phase, updates):
     """Bit for bit: parameters, normaliser, and whether the critic chooses."""
-    config = experiment(pretrain_steps=20, critic_warmup_steps=40, critic_pretrain_steps=20)
+    config = experiment(pretrain_steps=20, critic_pretrain_steps=20)
     snapshots: list[Snapshot] = []
     publish = lambda snapshot, info: snapshots.append(snapshot)  # noqa: E731
     first = learner_of(config, demos, tmp_path, publish)
     until(first, Phase.WARMUP)
     if phase is not Phase.WARMUP:
         feed(first, journal_of(config, demos, 40))
-        until(first, phase, 0 if phase is Phase.TRAIN else updates)
+        until(first, phase)
         feed(first, journal_of(config, demos, 40, "y"))
     while phase is Phase.TRAIN and first.updates < updates:
         assert first.work()

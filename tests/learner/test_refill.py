@@ -18,7 +18,7 @@ from serl_chunk.types import Begin, End, Outcome, Source, Step, StepBlock
 pytestmark = [pytest.mark.compiles, pytest.mark.usefixtures("quick")]
 
 LENGTH = 12
-CONFIG = experiment(pretrain_steps=0, critic_warmup_steps=0, max_steps=30)
+CONFIG = experiment(pretrain_steps=0, max_steps=30)
 
 
 @pytest.fixture

@@ -158,11 +158,11 @@ def test_how_to_go_on_names_what_to_raise(remedy, settings, online_updates):
         ({}, True, ["pretrain", "critic pretrain", "warm-up", "critic warm-up", "train"]),
         ({}, False, ["pretrain", "warm-up", "train"]),
         ({"pretrain_steps": 0, "offline_steps": 9, "online_steps": 0}, True, ["critic pretrain", "offline"]),
-        ({"critic_warmup_steps": 0, "online_steps": 900}, True, ["pretrain", "critic pretrain", "warm-up", "train"]),
+        ({"online_steps": 900}, True, ["pretrain", "critic pretrain", "warm-up", "train"]),
     ],
 )
 def test_a_run_has_the_phases_whose_lengths_are_set(settings, has_critic, expected):
-    config = LearnerConfig(**{"pretrain_steps": 1, "critic_pretrain_steps": 1, "critic_warmup_steps": 1} | settings)
+    config = LearnerConfig(**{"pretrain_steps": 1, "critic_pretrain_steps": 1} | settings)
     assert phases_of(config, has_critic=has_critic) == expected
 
 

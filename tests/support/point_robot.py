@@ -75,7 +75,7 @@ def experiment(**learner: Any) -> ExperimentConfig:
     """Small enough for a test; `learner` changes its LearnerConfig."""
     settings = {
         "batch_size": 64, "utd_ratio": 1.0, "max_lag_steps": 20, "training_starts": 20, "warmup_episodes": 2,
-        "pretrain_steps": 40, "critic_warmup_steps": 20, "max_steps": 60, "steps_per_update": 20,
+        "pretrain_steps": 40, "max_steps": 60, "steps_per_update": 20,
         "checkpoint_period": 40, "log_period": 10,
     }  # fmt: skip
     return ExperimentConfig(

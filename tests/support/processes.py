@@ -24,7 +24,6 @@ SMALL = {
     "agent.candidates": 2,
     "learner.batch_size": 16,
     "learner.pretrain_steps": 20,
-    "learner.critic_warmup_steps": 20,
     "learner.warmup_episodes": 2,
     "learner.max_steps": 40,
     "learner.steps_per_update": 10,

@@ -36,7 +36,7 @@ def experiment():
         ),
         learner=LearnerConfig(
             batch_size=64, utd_ratio=0.2, max_steps=500, pretrain_steps=3_000, warmup_episodes=4,
-            critic_warmup_steps=50, steps_per_update=25, checkpoint_period=100, log_period=50,
+            steps_per_update=25, checkpoint_period=100, log_period=50,
         ),
         discount=0.99,
     )

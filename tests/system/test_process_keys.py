@@ -63,7 +63,7 @@ def test_one_pasted_line_lets_one_robot_in(processes, tmp_path):
 
 @pytest.mark.slow
 def test_on_loopback_an_actor_with_a_key_is_encrypted_and_has_its_name(processes, tmp_path, joined):
-    short = {"learner__pretrain_steps": 0, "learner__critic_warmup_steps": 0, "learner__max_steps": 10}
+    short = {"learner__pretrain_steps": 0, "learner__max_steps": 10}
     learner = processes.learner(tmp_path / "run", "--keys", joined[0], **short)
     learner.says("listening on")
     assert mechanism_at(HERE, processes.port) == "CURVE"
