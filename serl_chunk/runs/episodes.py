@@ -282,6 +282,9 @@ def joined(blocks: list[StepBlock], images: dict[str, SparseRows]) -> StepBlock:
     names = list(blocks[0].observation)
     if any(list(b.observation) != names for b in blocks):
         raise WireError("the names of its observations change within the episode")
+    sizes = {(b.action.shape[1:], *(b.observation[name].shape[1:] for name in names)) for b in blocks}
+    if len(sizes) > 1:
+        raise WireError("the sizes of its state or actions change within the episode")
     return StepBlock(
         episode_id=blocks[0].episode_id, first_tick=0, action=np.concatenate([b.action for b in blocks]),
         observation={k: np.concatenate([b.observation[k] for b in blocks]) for k in names},
