@@ -230,9 +230,13 @@ def test_one_reading_that_is_wrong_gets_no_set_point_and_is_no_hand(leader):
         assert leader.phase == "moves"
 
 
-def test_unplugged_in_motion_it_is_a_loss_and_is_not_driven_once_it_is_back(leader):
-    moving(leader)
+@pytest.mark.parametrize("phase", ["moves", "keeps"])
+def test_unplugged_it_is_a_loss_and_is_not_driven_once_it_is_back(leader, phase):
+    leader.run(20, until=(phase,))
+    leader.run(2 * LOOK)
     leader.unplugged = True
+    if phase == "keeps":
+        leader.drive.end(1, "the actor ended it")
     with pytest.raises(OSError, match="not configured"):
         leader.run(1.0)
     leader.drive.lost("device not configured")
@@ -241,16 +245,6 @@ def test_unplugged_in_motion_it_is_a_loss_and_is_not_driven_once_it_is_back(lead
     count = len(leader.calls)
     leader.run(3.0)
     assert len(leader.calls) == count
-
-
-def test_torque_that_cannot_be_taken_is_a_loss_also_at_its_arm(leader):
-    leader.run(20, until=("keeps",))
-    leader.unplugged = True
-    leader.drive.end(1, "the actor ended it")
-    with pytest.raises(OSError, match="not configured"):
-        leader.run()
-    leader.drive.lost("device not configured")
-    assert leader.phase == "failed"
 
 
 def test_a_leader_that_stays_away_from_its_arm_loses_its_torque(leader):

@@ -100,6 +100,13 @@ def test_one_request_of_a_peer_is_under_way_and_peers_take_turns():
     assert peers.returned(second.request.serial, GREETED) is None, "once"
     assert peers.returned(1, LEADS) is None, "of another front"
     assert peers.next().request.connection == b"b"
+    peers, turns = Peers(), []
+    for name in (b"a", b"a", b"b", b"b"):
+        peers.add(request(name))
+    while (waiting := peers.next()) is not None:
+        turns.append(waiting.request.connection)
+        peers.returned(waiting.request.serial, GREETED)
+    assert turns == [b"a", b"b", b"a", b"b"]
 
 
 def test_the_newest_command_replaces_one_that_waits():
