@@ -5,14 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from serl_chunk_robot.devices import leader_motion as of_drive
 from serl_chunk_robot.devices.base import Sample
-from serl_chunk_robot.devices.leader_motion import FASTEST, HELD, STANDS, VALID, LeaderDrive, Permission
-from serl_chunk_robot.devices.neutral import APART, NeutralFirst
+from serl_chunk_robot.devices.leader_motion import LeaderDrive, Permission
+from serl_chunk_robot.devices.neutral import NeutralFirst
 from serl_chunk_robot.safety.limits import Limits
 from serl_chunk_robot.safety.motion import Rates
 
 LOOK = 0.004  # s between two looks
+# Of the product, written apart: s before torque, s of a permission, rad/s, rad that a hand holds it from its set point.
+STANDS, VALID, FASTEST, HELD = 1.0, 0.1, 0.5, 0.15
 ARM = np.array([0.6, -0.4, 0.2, 0.9])  # three joints and a gripper
 STILL = np.zeros(4)
 VELOCITY = np.array([0.4, 0.4, 2.0, 0.4])  # of the profile: the third one is faster than leaders may be
@@ -120,7 +121,7 @@ def test_late_looks_move_it_no_faster(leader):
     leader.look = 0.05
     leader.run(20, until=("keeps",))
     steps = np.abs(np.diff([place for _, place in leader.path], axis=0))
-    assert (steps.max(axis=0) <= np.minimum(VELOCITY, FASTEST) * of_drive.DT + 1e-9).all()
+    assert (steps.max(axis=0) <= np.minimum(VELOCITY, FASTEST) * 0.02 + 1e-9).all()
 
 
 def test_a_leader_that_is_there_gets_no_torque_and_is_there(leader, caplog):
@@ -208,7 +209,7 @@ def test_what_comes_before_it_has_torque_keeps_it_from_getting_any(leader, caplo
 
 def test_torque_ends_at_its_arm_where_a_hand_takes_it_or_nothing_ends_it(leader):
     leader.run(20, until=("keeps",))
-    leader.run(of_drive.KEEPS_MOST + 0.1, until=("there",))
+    leader.run(10.1, until=("there",))
     assert (leader.phase, leader.torque) == ("there", False)
     taken = Leader()
     taken.run(20, until=("keeps",))
@@ -230,9 +231,13 @@ def test_one_reading_that_is_wrong_gets_no_set_point_and_is_no_hand(leader):
         assert leader.phase == "moves"
 
 
-def test_unplugged_in_motion_it_is_a_loss_and_is_not_driven_once_it_is_back(leader):
-    moving(leader)
+@pytest.mark.parametrize("phase", ["moves", "keeps"])
+def test_unplugged_it_is_a_loss_and_is_not_driven_once_it_is_back(leader, phase):
+    leader.run(20, until=(phase,))
+    leader.run(2 * LOOK)
     leader.unplugged = True
+    if phase == "keeps":
+        leader.drive.end(1, "the actor ended it")
     with pytest.raises(OSError, match="not configured"):
         leader.run(1.0)
     leader.drive.lost("device not configured")
@@ -241,16 +246,6 @@ def test_unplugged_in_motion_it_is_a_loss_and_is_not_driven_once_it_is_back(lead
     count = len(leader.calls)
     leader.run(3.0)
     assert len(leader.calls) == count
-
-
-def test_torque_that_cannot_be_taken_is_a_loss_also_at_its_arm(leader):
-    leader.run(20, until=("keeps",))
-    leader.unplugged = True
-    leader.drive.end(1, "the actor ended it")
-    with pytest.raises(OSError, match="not configured"):
-        leader.run()
-    leader.drive.lost("device not configured")
-    assert leader.phase == "failed"
 
 
 def test_a_leader_that_stays_away_from_its_arm_loses_its_torque(leader):
@@ -278,6 +273,6 @@ def test_it_commands_nothing_while_it_is_driven_and_counts_once_it_is_neutral_wi
     while not first.admit(leader.sample(), leader.now, ARM):
         leader.run()
     assert 0.29 < leader.now - began < 0.33
-    leader.joints = ARM + 2 * APART  # and falls: it moved, and is not driven back
+    leader.joints = ARM + 0.1  # and falls: it moved, and is not driven back
     leader.run(1.0)
     assert not leader.torque

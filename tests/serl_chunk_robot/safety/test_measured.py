@@ -40,10 +40,11 @@ def test_what_is_no_finite_vector_is_doubtful(name: str, values: np.ndarray):
     assert name in measured.reason
     assert measured.good is not None
     assert measured.good.stamp == 0.0
-    assert not begun().judge(sample(HOME, np.nan), DT, HOME), "a stamp that is no number"
-    measured = begun()
-    assert not measured.judge(sample(np.where(np.arange(J) == 8, HIGH + 1e-3, HOME), DT), DT, HOME)
-    assert "joint 8" in measured.reason, "what the mechanism cannot reach"
+    assert not begun().judge(Sample(HOME, ZERO, ZERO, np.nan), DT, HOME), "a stamp that is no number"
+    for beyond in (LOW - 1e-3, HIGH + 1e-3):
+        measured = begun()
+        assert not measured.judge(sample(np.where(np.arange(J) == 8, beyond, HOME), DT), DT, HOME)
+        assert "joint 8 reads" in measured.reason, "what the mechanism cannot reach"
 
 
 def test_two_doubtful_in_a_row_are_lost_and_one_is_not():

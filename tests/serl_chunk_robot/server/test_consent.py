@@ -113,6 +113,7 @@ ENDS = {  # what is asked one after the other, the passes after it, and the stat
 
 @pytest.mark.parametrize(("events", "passes", "state"), ENDS.values(), ids=ENDS)
 def test_what_ends_a_go(events: list[tuple[str, str]], passes: int, state: str, monkeypatch: pytest.MonkeyPatch):
+    assert loop.GO_LASTS == 600.0, "ten minutes, as the documents say"
     monkeypatch.setattr(loop, "GO_LASTS", 2.0)
     world = World().ready()
     world.run(2)

@@ -14,7 +14,7 @@ from robot_world import DT, FaultyArms
 
 from serl_chunk_robot.safety.table import OPERATOR
 from serl_chunk_robot.server.admission import Address
-from serl_chunk_robot.server.door import Request
+from serl_chunk_robot.server.door import A_PASS, Request
 from serl_chunk_robot.wire import arrays
 from serl_chunk_robot.wire.protocol import PROTOCOL
 
@@ -133,3 +133,21 @@ def test_the_lease_of_a_silent_actor_ends_after_two_seconds_and_stops_its_reset(
         cell.run(20)
         cell.ask("left", "ping")
     assert cell.state["controller"] == "left", "its own messages renew it"
+
+
+def test_requests_that_last_hold_no_pass_up(cell: Cell):
+    take = cell.door.take
+
+    def slow() -> Request | None:
+        cell.now += DT / 5
+        return take()
+
+    cell.door.take = slow  # type: ignore[method-assign]
+    for _ in range(10):
+        cell.send("left", "ping")
+    cell.server.run_pass(cell.now)
+    assert len(cell.door.requests) == 8, "a quarter of a pass is for requests"
+    assert cell.server.loop._last_pass == (cell.now, cell.now), "the pass begins after them"
+    cell.server._taken = A_PASS
+    cell.server._wait(cell.now + DT)
+    assert len(cell.door.requests) == 8, "nor more than so many until the next one"

@@ -19,7 +19,7 @@ from socket_attacks import ATTACKS, attacked
 from serl_chunk_robot.client.client import RobotClient
 from serl_chunk_robot.server import admission
 from serl_chunk_robot.server.admission import Address
-from serl_chunk_robot.server.door import A_PASS, GREETED, LEADS, MOST_UNDER_WAY, Door, Request
+from serl_chunk_robot.server.door import A_PASS, GREETED, LEADS, MOST_UNDER_WAY, REQUEST, Door, Request
 from serl_chunk_robot.server.peers import MOST_PEERS, OF_OTHERS, QUEUED, Peers, Waiting
 from serl_chunk_robot.wire import arrays
 from serl_chunk_robot.wire.link import PART, SIGNAL, Link, make_pair
@@ -100,6 +100,13 @@ def test_one_request_of_a_peer_is_under_way_and_peers_take_turns():
     assert peers.returned(second.request.serial, GREETED) is None, "once"
     assert peers.returned(1, LEADS) is None, "of another front"
     assert peers.next().request.connection == b"b"
+    peers, turns = Peers(), []
+    for name in (b"a", b"a", b"b", b"b"):
+        peers.add(request(name))
+    while (waiting := peers.next()) is not None:
+        turns.append(waiting.request.connection)
+        peers.returned(waiting.request.serial, GREETED)
+    assert turns == [b"a", b"b", b"a", b"b"]
 
 
 def test_the_newest_command_replaces_one_that_waits():
@@ -213,6 +220,14 @@ def test_a_silent_front_is_one_that_ended():
     assert door.fault() == "", "the loop stood: nothing is sent to one that does"
     for each in (own, theirs):
         each.close()
+
+
+def test_a_stop_is_taken_before_what_came_before_it():
+    own, theirs = map(Link, make_pair())
+    with contextlib.closing(Door(own)) as door, contextlib.closing(theirs):
+        for stop in (False, False, True):
+            theirs.send(REQUEST, Request(b"x", b"", stop=stop).packed(), keep=True)
+        assert [door.take().stop for _ in range(3)] == [True, False, False]
 
 
 def test_a_request_that_waited_for_the_loop_lets_nothing_move(robot_without_sockets):

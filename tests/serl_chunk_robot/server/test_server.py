@@ -105,7 +105,7 @@ def test_commands_that_were_long_on_their_way_are_rejected(robot, age):
     assert actor.next_state()["number"] == -1
 
 
-@pytest.mark.parametrize("late", [60, -60])
+@pytest.mark.parametrize("late", [3, 60, -60])
 def test_requests_of_another_time_do_not_move_the_robot(robot, late):
     operator = robot.ready()
     generation = operator.next_state()["generation"]
