@@ -313,21 +313,11 @@ def test_the_first_weight_that_does_not_fit_is_named(tmp_path, tree, block, chan
         read_resnet10(pickled(tmp_path / "other.pkl", tree | {block: tree[block] | change}))
 
 
-class Call:
-    """Pickles as a call."""
-
-    def __init__(self, *call: Any) -> None:
-        self.call = call
-
-    def __reduce__(self) -> Any:
-        return self.call
-
-
 def test_what_would_run_is_refused_and_a_jax_array_that_is_made_by_anything_else(tmp_path, capsys):
     from jax._src.array import _reconstruct_array
 
-    forged = Call(_reconstruct_array, (bytes, (), (), {}))
-    for value, name in ((Call(print, ("run",)), "builtins.print"), (forged, "_reconstruct_array")):
+    forged = Calls(_reconstruct_array, bytes, (), (), {})
+    for value, name in ((Calls(print, "run"), "builtins.print"), (forged, "_reconstruct_array")):
         with pytest.raises(DataError, match=naming("evil.pkl", name)):
             read_resnet10(pickled(tmp_path / "evil.pkl", {"conv_init": {"kernel": value}}))
     assert "run" not in capsys.readouterr().out
