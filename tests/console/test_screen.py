@@ -61,6 +61,7 @@ def test_frames_replace_each_other_below_the_lines(pty, screen):
     comes(pty, "a line", "two", "more", "fourth", "", "fifth")
     for i in range(20):
         screen.line(f"{i} " + "x" * 50)  # wraps, and scrolls
+    assert wait_until(lambda: pty.picture.shown()[-5].startswith("19 "))
     assert wait_until(lambda: pty.picture.shown()[-3:] == ["fourth", "", "fifth"])
     every = [*pty.picture.above, *pty.picture.shown()]
     assert [line.split()[0] for line in every if line[:1].isdigit()] == [str(i) for i in range(20)]

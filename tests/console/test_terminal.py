@@ -21,6 +21,7 @@ CHILD = SESSION + """
 import os, signal, sys, time
 from serl_chunk.console.terminal import Terminal
 from serl_chunk.console.keys import CTRL_C
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup pytest` leaves it ignored
 terminal = Terminal()
 def wait():
     sys.stderr.write("ready\\n")
