@@ -154,7 +154,7 @@ def test_the_day_ends_with_the_robot_parked_and_without_torque(robot, capsys):
     robot.server._motions = motions
     assert run(robot, "status") == 0
     assert "(m)" not in capsys.readouterr().out
-    robot.server._spec = robot.server._spec._replace(targets="poses")
+    robot.server._greeting["spec"]["targets"] = "poses"
     assert run(robot, "status") == 0
     assert "set_point  x y z (m) and orientation (rad) of each arm: " in capsys.readouterr().out
     assert run(robot, "end") == 0
@@ -220,7 +220,7 @@ def test_the_end_of_another_motion_does_not_end_the_day(robot, capsys):
 
 
 def test_at_a_terminal_enter_lets_it_move_and_nothing_else_does(robot, capsys, monkeypatch):
-    robot.server.loop.machine._needs_go = True
+    robot.server.loop.machine.needs_go = True
     operator, actor = robot.operator(), robot.client()
     actor.hello()
     wait(lambda: bool(operator.next_state()["answered"]))

@@ -385,7 +385,7 @@ def test_limits_that_were_rounded_to_float32_are_those_of_the_robot(served, make
 def test_actions_may_be_poses_of_which_the_state_is_told_or_not(served, make, ready, monkeypatch, measured):
     with pytest.raises(ConfigError, match="joints commanded by actions"):
         make(joint_of_action=(-1,) * J)  # of joints
-    monkeypatch.setattr(served.server, "_spec", served.server._spec._replace(targets="poses"))
+    monkeypatch.setitem(served.server._greeting["spec"], "targets", "poses")
     assert "fault" not in ready(0, joint_of_action=measured).step(STAY)[4]
 
 
