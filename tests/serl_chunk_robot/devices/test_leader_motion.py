@@ -115,9 +115,9 @@ def test_it_beeps_waits_moves_to_its_arm_slowly_and_keeps_torque_until_it_is_end
     assert (leader.phase, len(leader.calls)) == ("there", count)
 
 
-def test_late_looks_move_it_no_faster(leader):
+def test_late_looks_and_a_fast_profile_move_it_no_faster(leader):
+    leader.arm = np.array([0.0, 0.0, 1.0, 0.1])  # the third joint alone
     moving(leader)
-    leader.path.clear()
     leader.look = 0.05
     leader.run(20, until=("keeps",))
     steps = np.abs(np.diff([place for _, place in leader.path], axis=0))

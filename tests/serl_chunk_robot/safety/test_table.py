@@ -6,8 +6,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from properties import examples
 
 from serl_chunk_robot.safety import table
 from serl_chunk_robot.safety.table import BY_EVENT, EVENTS, ROLES, STATES, STOPS, TABLE, Machine
@@ -111,15 +112,17 @@ def test_only_an_operator_leaves_stopped():
             assert (machine.state != "STOPPED") == (event == "clear" and role == "operator")
 
 
-DAY = [("clear", "operator"), ("go", "operator"), ("arm", "controller"), ("reset", "controller"), ("hold", "operator"),
-       ("fault", "server"), ("standing", "server")]  # or most examples would not leave STOPPED  # fmt: skip
-ANY = st.tuples(st.sampled_from(EVENTS), st.sampled_from(ROLES))
+DAY = [("clear", "operator"), ("go", "operator"), ("arm", "controller"), ("hold", "operator"), ("fault", "server")]
 
 
-@given(events=st.lists(st.sampled_from(DAY) | ANY, max_size=60))
-def test_the_machine_follows_rules_that_were_written_apart(events: list[tuple[str, str]]):
+@settings(max_examples=examples(200))
+@given(
+    begins=st.integers(0, len(DAY)),  # of a day: few examples leave STOPPED by chance
+    events=st.lists(st.tuples(st.sampled_from(EVENTS), st.sampled_from(ROLES)), max_size=60),
+)
+def test_the_machine_follows_rules_that_were_written_apart(begins: int, events: list[tuple[str, str]]):
     machine, model = Machine(), Model()
-    for event, role in events:
+    for event, role in DAY[:begins] + events:
         before, word = machine.generation, machine.word
         latched = model.latches
         answer = machine.apply(event, role, by="K", detail=event)
