@@ -173,7 +173,7 @@ def test_the_split_is_by_episode_and_of_both_kinds():
     assert {e.name for e in split(data, 0.2, seed=4)[1].episodes} != names[1]
     assert all(part.count(positive=True) for part in split(toy(4), 0.99, seed=0))  # one of each kind stays
     successes = [e._replace(labels=np.ones_like(e.labels)) for e in toy(6).episodes]
-    for few, named in ((toy(2), "1 episode of 2"), (Labelled(successes, CLASSES, []), "6 episodes of 6")):
+    for few, named in ((toy(2), "1 episode of 2"), (Labelled(successes, CLASSES, []), "frames without success")):
         with pytest.raises(ConfigError, match=naming(named)):
             split(few, 0.2, 0)
 
@@ -220,7 +220,8 @@ def read_run(path: Path, *outcomes: Outcome, cameras=("top", "side")) -> Labelle
             begin, steps, end = recorded(number, outcome)
             if outcome is Outcome.UNKNOWN:
                 end = end._replace(final_observation=without_side(end.final_observation))
-            for record in (begin, dataclasses.replace(steps, sparse=without_side(steps.sparse)), end):
+            sparse = without_side(steps.sparse) if "side" in cameras else steps.sparse
+            for record in (begin, dataclasses.replace(steps, sparse=sparse), end):
                 run.put("s", record)
         if len(outcomes) == 3:
             run.put("s", Amend("e2", Outcome.FAILURE, "operator", terminated=False, reward=0.0))

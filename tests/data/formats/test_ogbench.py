@@ -264,6 +264,7 @@ def test_arrays_are_those_of_their_headers_and_bounded_by_what_is_stored(path: P
     with zipfile.ZipFile(npz_file(path, content), "a") as file:
         file.writestr("observations", b"not what the header says")
     assert np.array_equal(load(path, ("observations",))["observations"], content["observations"])
+    assert read_all(path)[0].steps.n == 4
     npz_file(path, {"observations": np.zeros((200_000, 8), np.float32)})  # deflate's best, 1:1000, is read
     assert headers(path)["observations"].shape == (200_000, 8)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as file, file.open("observations.npy", "w") as data:

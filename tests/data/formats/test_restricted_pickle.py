@@ -183,6 +183,7 @@ def test_names_and_kinds_of_arrays_that_are_refused(file: Path, protocol: int) -
         (b"}(]Nu.", (4, "list", "key")),
         (b"cnumpy\nndarray\nNa.", (16, "list")),
         (b"]NNs.", (3, "dict")),
+        (b"]a.", (1, "empty")),
         (b"K\x012\x30.", (2, "DUP")),
         (b"ccollections\nOrderedDict\n.", ("collections.OrderedDict",)),
         (b"\x80\x02NN.", (5, 2)),

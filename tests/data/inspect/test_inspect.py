@@ -174,7 +174,7 @@ def test_jumps_name_episode_and_tick_and_smooth_motion_switches_and_noise_have_n
     step.steps.action[60:, 1] += 2
     found = look(moving(spec, 100), spike, step)
     jumps = {(f.episode, f.tick): f.text for f in found.findings if f.kind == "jump"}
-    assert list(jumps) == [("ep1", 33), ("ep2", 60)]  # not the way back of the spike
+    assert set(jumps) == {("ep1", 33), ("ep2", 60)}  # not the way back of the spike
     assert jumps["ep1", 33].startswith("ep1: tick 33: action 0 jumps by ")
     assert "for one tick" in jumps["ep1", 33]
     action = np.random.default_rng(0).uniform(-1, 1, (200, 3)).astype(np.float32)  # white noise: every change is large

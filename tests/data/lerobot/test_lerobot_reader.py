@@ -366,18 +366,6 @@ def test_without_what_belongs_to_it_it_is_read_or_named(ours: Path, copy, tmp_pa
     assert len(read_all(ours)) == 5
 
 
-def test_partial_interventions_are_beside_where_there_are_some_and_the_older_version_is_read(sets, assert_same):
-    assert "human_dims" not in pq.read_schema(sets["ours"] / SIDE).names
-    assert pq.read_schema(sets["shared"] / SIDE).names[-1] == "human_dims"
-    episodes, found = several(), read_all(sets["shared"])
-    episodes[1] = shared(episodes[1], 2, 6)
-    for wanted, got in zip(episodes, found, strict=True):
-        assert_same(wanted, decode_images(got))
-    older = read_all(sets["v2.1"])
-    assert [e.begin.task for e in older] == [e.begin.task for e in several()]
-    assert older[1].end.outcome is Outcome.SUCCESS
-
-
 START = "videos/observation.images.top/from_timestamp"
 SMALL = image_file(smooth(0, 0, 8, 8), "PNG")
 
