@@ -137,25 +137,28 @@ def test_buttons_drive_the_gripper_and_count_as_an_intervention(button, value):
 CLOSE, OPEN, NONE = (True, False), (False, True), (False, False)
 
 
+TAKEN = "the arm is taken over"
+
+
 @pytest.mark.parametrize(
-    ("mode", "last", "presses", "ends"),
+    ("mode", "last", "steps", "ends"),  # steps: buttons and ticks, or where the fingers are
     [("hold", 0.5, [(CLOSE, 6)], 0.5 - 6 * DT / 0.6), ("hold", 0.5, [(OPEN, 100)], 1.0),
      ("hold", 0.5, [(NONE, 9)], 0.5), ("press", 0.4, [(NONE, 5)], 0.4), ("press", 0.4, [(CLOSE, 1)], 0.0),
-     ("press", 0.4, [(CLOSE, 1), (0.3, 0), (NONE, 5)], 0.0),  # also where the fingers hold something
-     ("press", 0.0, [(OPEN, 2), (NONE, 2)], 1.0), ("press", 0.4, [(CLOSE, 1), (0.4, -1), (NONE, 1)], 0.4),
+     ("press", 0.4, [(CLOSE, 1), 0.3, (NONE, 5)], 0.0),  # also where the fingers hold something
+     ("press", 0.0, [(OPEN, 2), (NONE, 2)], 1.0), ("press", 0.4, [(CLOSE, 1), TAKEN, 0.4, (NONE, 1)], 0.4),
      ("toggle", 0.9, [(NONE, 1), (CLOSE, 2), (NONE, 100)], 0.0),
      ("toggle", 0.9, [(NONE, 1), (CLOSE, 2), (NONE, 9), (CLOSE, 100), (NONE, 100)], 1.0),
      ("toggle", 1.0, [(CLOSE, 50)], 1.0)],  # held since before the arm was taken over
 )  # fmt: skip
-def test_a_gripper_moves_while_a_button_is_pressed_or_all_the_way_at_once_or_to_the_other_end(
-    mode, last, presses, ends
-):
+def test_a_gripper_moves_while_a_button_is_pressed_or_all_the_way_at_once_or_to_the_other_end(mode, last, steps, ends):
     gripper = Gripper(mode, 0.0, 1.0, None, DT)
     gripper.begin()
-    for buttons, ticks in presses:
-        if ticks <= 0:  # the fingers are elsewhere; -1: the arm is taken over anew
-            last = buttons
-            gripper.begin() if ticks else None
-        for _ in range(ticks):
-            last = gripper.command(buttons, last)
+    for step in steps:
+        if step == TAKEN:
+            gripper.begin()
+        elif isinstance(step, float):
+            last = step
+        else:
+            for _ in range(step[1]):
+                last = gripper.command(step[0], last)
     assert last == pytest.approx(ends)

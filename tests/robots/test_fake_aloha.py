@@ -60,8 +60,8 @@ def test_state_is_joints_cube_and_relative_grip_points_and_tells_no_time(env):
     expected = np.concatenate([env.joints, 5 * cube, 5 * (left - cube), 5 * (right - cube)])
     np.testing.assert_allclose(observation["state"], expected, rtol=1e-5, atol=1e-6)
     cubes = np.array([env.reset(seed=s) and env.cube for s in range(300)])[:, :2]
-    np.testing.assert_allclose(cubes.min(axis=0), task.CUBE_START_LOW, atol=0.01)
-    np.testing.assert_allclose(cubes.max(axis=0), task.CUBE_START_HIGH, atol=0.01)
+    np.testing.assert_allclose(cubes.min(axis=0), (0.06, -0.15), atol=0.01)
+    np.testing.assert_allclose(cubes.max(axis=0), (0.21, 0.15), atol=0.01)
     observation, _ = env.reset(seed=1)
     for _ in range(10):
         np.testing.assert_array_equal(env.step(np.array(env.joints))[0]["state"], observation["state"])
@@ -91,6 +91,14 @@ def test_closing_fingers_hold_a_cube_within_the_tolerance_and_carry_it(distance,
     assert (env.cube[2] > 0.09) == held
     if not distance:
         np.testing.assert_allclose(env.cube, env.grips[RIGHT], atol=1e-6)
+
+
+def test_closed_fingers_that_come_to_the_cube_do_not_hold_it(env):
+    cube = (0.15, 0.05, 0.02)
+    place(env, cube, right=(0.15, 0.05, 0.1), openings=(OPEN, CLOSED))
+    drive(env, 10, right=cube, openings=(None, CLOSED))
+    assert math.dist(env.grips[RIGHT], cube) < 0.005
+    assert (env.holder, env.joints[task.GRIPPER[RIGHT]]) == (NO_ARM, CLOSED)
 
 
 @pytest.mark.parametrize(("arm", "x", "held"), [(LEFT, 0.04, True), (LEFT, 0.06, False), (RIGHT, -0.06, False)])

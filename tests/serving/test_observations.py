@@ -57,6 +57,7 @@ def test_without_a_prompt_the_task_is_the_experiments_and_frames_may_have_the_ag
     [({"state": np.zeros(4)}, ("state", 4, 3)), ({"state": np.zeros((1, 3))}, ("state", "float64[1, 3]")),
      ({"state": np.array([0, np.nan, 0])}, ("state[1]", "nan")),
      ({"state": np.array([0, 1e300, 0])}, ("state[1]", "inf")), ({"state": [1, "a", 2]}, ("state",)),
+     ({"state": [[1], 2, 3]}, ("state",)),
      ({"state": np.zeros(3, bool)}, ("state", "bool[3]")),
      ({"images": {"front": FRONT}}, ("images.wrist", "images.front", "front, wrist")),
      ({"images": "none"}, ("images.front", "state, images, prompt")),
