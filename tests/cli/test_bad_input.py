@@ -164,6 +164,7 @@ BAD: dict[str, tuple[str, ...]] = {
     "data convert T/five --out T/out --to=zarr": ("--to", "zarr", "hdf5", "lerobot"),
     "data convert T/five --out T/out --to=hdf5 --max_samples=0": ("--max_samples", "0", "1"),
     "data convert T/five --out T/out --to=hdf5 --hz=nan": ("--hz", "nan", "0"),
+    "data convert T/five --out T/out --to=lerobot --tolerance_s nan": ("--tolerance_s", "nan", "0"),
     "data convert T/five --out T/out --to=hdf5 --proportion 0": ("--proportion", "0", "(0, 1]"),
     "data convert T/five --out T/out --to=hdf5 --episodes 7": ("--episodes", "7", "0..4"),
     "data convert T/five --out T/out --to=hdf5 --episodes 0,0": ("--episodes", "0,0"),

@@ -14,7 +14,6 @@ from coded_replay import RNG, coded
 from errors import naming
 from journal_runs import Run, assert_equal
 
-from serl_chunk.cli.data.options import open_any
 from serl_chunk.cli.training import demo_options as demo_options_of
 from serl_chunk.cli.training import training_parser
 from serl_chunk.data.demos import load_demos
@@ -110,13 +109,6 @@ def test_a_run_that_goes_on_is_exported_as_it_was_when_the_export_began(run, tmp
     assert export(run, "--out", out, "--resume", "--skip-bad") == 0
     assert [before[f.name] == f.read_bytes() for f in files(out)[:2]] == [True, True]
     assert 2 <= len(files(out)) <= 4
-
-
-def test_a_run_is_a_source_for_every_data_command(run, tmp_path):
-    for format_ in (None, "run"):
-        assert isinstance(open_any(str(run.path), ReadOptions(), format_), RunSource)
-    assert main(["data", "convert", str(run.path), "--to=hdf5", f"--out={tmp_path / 'out'}", "--workers=0"]) == 0
-    assert len(files(tmp_path / "out")) == 4
 
 
 # -- the demonstrations of a run

@@ -170,7 +170,7 @@ ASIDE = "episode_0.hdf5.undone"
     ("script", "sent", "kept", "aside"),
     [
         ([Press(Action.HOLD), Press(Action.PARK, HOLD), Press(Action.YES, HOLD)], ("park",), OTHERS, []),
-        ([*DISCARDED, Press(Action.UNDO)], (), [(0, 4), (2, 8)], []),  # undone in the next episode
+        ([*DISCARDED, Press(Action.UNDO)], (), [(0, 4), (1, 12)], []),  # undone in the next episode
         ([*DISCARDED, Press(Action.QUIT, RESET)], ("park",), [], [ASIDE]),  # final where the recording ends too
     ],
     ids=["parking is confirmed", "undone", "final"],

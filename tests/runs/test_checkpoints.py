@@ -46,11 +46,6 @@ def test_every_leaf_comes_back(two, caplog):
     assert caplog.messages == []
 
 
-def test_nothing_saved_is_nothing_to_restore(tmp_path):
-    assert restore(tmp_path) is None
-    assert CheckpointStore(tmp_path).steps() == []
-
-
 def test_the_saved_copy_is_of_the_moment_of_saving():
     leaves = host_leaves({"a": (original := np.ones(3, np.float32))})
     original[:] = 9

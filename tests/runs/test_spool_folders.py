@@ -38,12 +38,6 @@ def test_what_other_runs_left_behind_is_counted_while_the_open_spool_is_trimmed(
         spool.close()
 
 
-@pytest.mark.parametrize("name", ["", ".", ".a", "a/b", "a\x1b[2J", "a\n"])
-def test_an_actor_id_that_is_no_folders_name_is_refused(name):
-    with pytest.raises(ConfigError, match=naming("actor_id", repr(name))):
-        SpoolFolders(experiment(), name)
-
-
 def test_a_second_actor_of_that_name_is_refused_by_its_flag(tmp_path):
     spool = SpoolFolders(experiment(), "left", tmp_path).open("run")
     try:

@@ -378,10 +378,11 @@ def ended(length, succeed, helped=0):
 
 
 def test_cost_and_gain_are_counted_in_the_robots_time():
-    rows = [ended(600, 1), ended(300, 1), ended(600, 1, helped=1), ended(200, 1), ended(100, 1), ended(400, 1),
+    lost = [ended(1, 0)] * 4  # as long a streak as no success makes
+    rows = [*lost, ended(600, 1), ended(300, 1), ended(600, 1, helped=1), ended(200, 1), ended(100, 1), ended(400, 1),
             ended(900, 0), ended(50, None)]  # fmt: skip
     found = robot_time(RunMetrics(episode=rows), 10.0, [150, 100, 250], window=5)
-    assert found.robot_minutes == pytest.approx(3150 / 600)
+    assert found.robot_minutes == pytest.approx(3154 / 600)
     assert found.successes_per_10_min == pytest.approx(3 / (2200 / 6000))  # the first of the five was helped
     assert (found.human_seconds, found.longest_streak) == (9.0, 3)
     assert (found.success_s, found.demonstration_s) == (20.0, 15.0)
