@@ -267,14 +267,14 @@ def test_updates_still_owed_when_the_last_step_came_are_done_after_a_resume(demo
 
     second = learner_of(config, demos, tmp_path)
     second.refill(journal)
-    until(second, Phase.TRAIN)
+    until(second, Phase.TRAIN, busy=True)
     assert second.trainer.schedule.updates_due == 100 - begun - 10
     for _ in range(10):
         second.work()
     let_go(second)
     third = learner_of(config, demos, tmp_path)
     third.refill(journal)
-    until(third, Phase.DONE)
+    until(third, Phase.DONE, busy=True)
     assert third.trainer.online_updates == 100 - begun
     let_go(third)
     again = learner_of(config, demos, tmp_path)
@@ -292,7 +292,7 @@ def test_owed_updates_without_their_steps_end_with_a_word(demos, tmp_path, caplo
     let_go(learner)
     caplog.clear()
     resumed = learner_of(config, demos, tmp_path)
-    until(resumed, Phase.DONE)
+    until(resumed, Phase.DONE, busy=True)
     assert "the online replay has no window to train on. Raise learner.online_steps to go on" in caplog.text
     let_go(resumed)
 

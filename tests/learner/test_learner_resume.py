@@ -72,7 +72,7 @@ def test_without_a_ratio_a_learner_trains_on_as_fast_as_it_can_and_resumes_with_
     let_go(second)
     third = learner_of(config, demos, tmp_path)
     feed(third, journal_of(config, demos, 40, "y"))
-    until(third, Phase.DONE)
+    until(third, Phase.DONE, busy=True)
     assert third.updates == 40
     let_go(third)
 

@@ -82,12 +82,12 @@ def let_go(learner: Learner) -> None:
     learner.metrics.close()
 
 
-def until(learner: Learner, phase: Phase, updates: int = 0) -> None:
-    """Work up to a point of a phase, without an actor."""
+def until(learner: Learner, phase: Phase, updates: int = 0, *, busy: bool = False) -> None:
+    """Work up to a point of a phase, without an actor; `busy`: there is work all the time."""
     for _ in range(1000):
         if learner.trainer.phase is phase and learner.trainer.phase_updates >= updates:
             return
-        learner.work()
+        assert learner.work() or not busy
     raise AssertionError(f"{learner.trainer.phase} {learner.trainer.phase_updates} instead of {phase} {updates}")
 
 

@@ -61,7 +61,7 @@ def sampled(
     return program(model or case.model, "sample", **options)(case.params, prefix, noise, *(args or (None, 3)))
 
 
-@kinds("pi0", "pi05", "key_heads", slow=("lora", "all_heads"))
+@kinds("pi0", "pi05", "key_heads", "all_heads", slow=("lora",))
 def test_a_shared_prefix_gives_the_joint_passes_velocity(name):
     case = made(name)
     plain = PlainPi0(case.meta, case.flat)

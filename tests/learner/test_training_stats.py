@@ -1,0 +1,133 @@
+"""What is counted of episodes, and what is warned of: returns beyond a critic's range, actions beyond model space."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from unittest import mock
+
+import numpy as np
+import pytest
+from learner_tools import learner_of, let_go
+from metric_logs import open_log
+from point_robot import experiment
+
+from serl_chunk.config.agents.acfql import AcfqlConfig
+from serl_chunk.config.agents.acrlpd import AcrlpdConfig
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.robots import FakeAlohaConfig
+from serl_chunk.learner.training_stats import ModelSpace, TrainingStats, ValueRange
+from serl_chunk.replay.episode import EpisodeStats
+from serl_chunk.replay.replay import OutsideCount
+from serl_chunk.runs.metrics import Counters, read_metrics
+from serl_chunk.types import Begin, End, Episode, Outcome, Source, Step, StepBlock
+
+NOW = Counters(3, 40, 0)
+HELPED, ALONE, FAILED, UNKNOWN = (True, 5), (True, 0), (False, 0), (None, 0)  # success, human ticks
+
+
+@pytest.mark.parametrize(
+    ("episodes", "shares"),
+    [  # all of the last 20 episodes are the denominator, helped ones included; unknown outcomes are not counted
+        ([HELPED] * 20 + [ALONE] * 5, [0.0] * 20 + [0.05, 0.1, 0.15, 0.2, 0.25]),
+        ([FAILED, ALONE, UNKNOWN], [0.0, 0.5, 0.5]),
+        ([UNKNOWN], [None]),
+    ],
+)
+def test_a_helped_episode_is_no_success_without_intervention(tmp_path, episodes, shares):
+    with open_log(tmp_path) as log:
+        stats = TrainingStats(log, mock.Mock(), 100, lambda: Counters(0, 0, 0))
+        for i, (success, ticks) in enumerate(episodes):
+            of = EpisodeStats("left_cell/0", f"e{i}", 40, float(bool(success)), success, ticks, int(ticks > 0), ())
+            stats.episode(of, number=i + 1, phase="train")
+    found = [row["success_without_intervention"] for row in read_metrics(tmp_path)["episode"]]
+    assert found == (shares if None in shares else pytest.approx(shares))
+    assert stats.success_without_intervention == found[-1]
+
+
+def value_range(agent) -> ValueRange:
+    return ValueRange(ExperimentConfig("x", FakeAlohaConfig(), agent=agent, discount=0.5))
+
+
+def test_an_online_episode_beyond_the_range_is_logged_once(caplog):
+    watch = value_range(AcfqlConfig())
+    watch.check("episode e0", 0.0, 1.0)
+    watch.check("episode e1", -1e-9, 1 + 1e-9)
+    assert caplog.messages == []
+    watch.check("episode e2", -0.02, 1.0)
+    watch.check("episode e3", 0.0, 10.0)
+    [line] = caplog.messages
+    assert "episode e2 has returns of -0.02 to 1, outside of 0 to 1, which rewards of 0, and 1 at a success" in line
+    assert "reward.scale" in line
+
+
+@pytest.mark.parametrize(("agent", "warned"), [(AcfqlConfig(), True), (AcrlpdConfig(), False)])
+def test_a_demonstration_of_several_stages(agent, warned, caplog):
+    """A classifier of several stages gives more than one reward."""
+    steps = [
+        Step(t, {"state": np.zeros(2, np.float32)}, np.zeros(2, np.float32), reward, Source.HUMAN, -1, -1, 0.0)
+        for t, reward in enumerate((0.0, 1.0, 0.5, 1.0))  # returns 0.75, 1.5, 1, 1 with a discount of 0.5
+    ]
+    end = End("d", 4, None, True, False, Outcome.SUCCESS, reward=None)
+    episode = Episode(Begin("d"), StepBlock.from_steps("d", steps), end)
+    value_range(agent).demonstrations([episode, episode])
+    assert len(caplog.messages) == warned
+    assert not warned or "demonstration d has returns of 0 to 1.5" in caplog.messages[0]
+
+
+def counted(demo: tuple[int, int] = (0, 0), online: tuple[int, int] = (0, 0)) -> SimpleNamespace:
+    return SimpleNamespace(outside_model_space={"demo": OutsideCount(*demo), "online": OutsideCount(*online)})
+
+
+def warnings(run) -> list[str]:
+    return [row["text"] for row in read_metrics(run)["event"] if row["text"].startswith("warning")]
+
+
+def test_each_half_outside_of_model_space_is_warned_of_once_in_the_log_and_as_an_event(tmp_path, caplog):
+    replay = counted((500, 10_000), (60, 999))
+    with open_log(tmp_path) as log:
+        watch = ModelSpace(log, replay, "relative")
+        watch.check(NOW)
+        assert caplog.messages == []  # 5 % are fine, and 999 numbers too few to judge
+        replay.outside_model_space["online"] = OutsideCount(123, 1_000)
+        watch.check(NOW)
+        watch.check(NOW)
+        [line] = caplog.messages
+        assert "online episodes, 12.3% of their numbers (expected at most 5%) with normaliser.actions=relative" in line
+        replay.outside_model_space["demo"] = OutsideCount(501, 10_000)
+        watch.check(NOW)
+    assert len(caplog.messages) == 2
+    assert [text.removeprefix("warning: ") for text in warnings(tmp_path)] == caplog.messages
+    caplog.clear()
+    with open_log(tmp_path) as log:  # a resumed run says it no more
+        ModelSpace(log, replay, "relative").check(NOW)
+    assert caplog.messages == []
+    assert len(warnings(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(
+    ("mode", "demo", "remedy"),
+    [
+        ("relative", (0, 5_000), ("normaliser.demo_range", "demo_path")),
+        ("relative", (0, 0), ("demo_path", "normaliser.actions=absolute_range")),
+        ("absolute_demo", (0, 5_000), ("normaliser.demo_range", "demo_path")),
+        ("absolute_range", (0, 5_000), ("action_low", "action_high", "normaliser.actions=relative")),
+        ("norm_stats", (0, 5_000), ("normaliser.norm_stats", "serl-chunk data stats")),
+    ],
+)
+def test_the_remedy_is_of_the_normalisers_kind(tmp_path, caplog, mode, demo, remedy):
+    with open_log(tmp_path) as log:
+        ModelSpace(log, counted(demo, (900, 5_000)), mode).check(NOW)
+    [line] = caplog.messages
+    assert f"normaliser.actions={mode}" in line
+    assert all(word in line.partition("In a new run")[2] for word in remedy)
+
+
+@pytest.mark.compiles
+def test_a_learner_looks(demos, tmp_path, caplog, quick):
+    learner = learner_of(experiment(), demos, tmp_path / "run")
+    demo = learner.replay.outside_model_space["demo"]
+    assert demo.numbers > 0 == demo.outside
+    learner.replay.outside_model_space["online"] = OutsideCount(500, 5_000)
+    let_go(learner)
+    assert len(warnings(tmp_path / "run")) == 1
+    assert sum("actions outside of model space" in line for line in caplog.messages) == 1
