@@ -296,7 +296,9 @@ def test_a_source_gets_the_command_that_was_executed_last():
             return super().poll(tick, observation, decision_tick, last)
 
     lasts: list[np.ndarray] = []
-    env = LineEnv(gate=0.05)
-    _, sink, _ = run(env, intervention=Watching({3, 4}))
-    np.testing.assert_array_equal(lasts[1:], [s.action for s in sink.steps[:-1]])
+    summary, sink, _ = run(LineEnv(gate=0.05), intervention=Watching({3, 4}))
+    actions = [s.action for s in sink.steps]
+    assert np.abs(actions).max() == np.float32(0.05), "what the driver executed is recorded"
+    assert 0 < summary.gated_share <= 1
+    np.testing.assert_array_equal(lasts[1:], actions[:-1])
     np.testing.assert_array_equal(lasts[0], sink.steps[0].observation["state"][:2])
