@@ -212,6 +212,21 @@ def test_no_file_is_too_long_and_no_short_one_serves_one_module_without_a_reason
     assert short == set(SHORT_WITH_REASON)
 
 
+MOST_ATTRIBUTES = 20  # of an instance: what changes together is a value of its own
+
+
+def attributes(tree: ast.ClassDef) -> set[str]:
+    """Names that a class assigns on its instances."""
+    stores = (n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store))
+    return {n.attr for n in stores if isinstance(n.value, ast.Name) and n.value.id == "self"}
+
+
+def test_no_class_has_too_many_attributes():
+    classes = [(p, n) for p in PRODUCT for n in ast.walk(parsed(p)) if isinstance(n, ast.ClassDef)]
+    found = {f"{p.relative_to(ROOT)} {n.name}": len(attributes(n)) for p, n in classes}
+    assert {name: n for name, n in found.items() if n > MOST_ATTRIBUTES} == {}
+
+
 def test_no_imports_go_in_a_circle():
     """Imports inside functions count; those for type checkers do not."""
     graph = import_graph()

@@ -36,7 +36,7 @@ def test_phases_counters_and_a_run_that_is_the_same_twice(demos, tmp_path, publi
     # Of the offline phase there are no steps.
     assert phases(tmp_path / "a") == [p for p in Phase if p not in (Phase.PRETRAIN, Phase.OFFLINE)]
     assert first.trainer.phase is Phase.DONE
-    assert first.updates == config.learner.max_steps == int(first.state.critic_updates) - 20 - 20  # pretrained, warmed
+    assert first.updates == config.learner.max_steps == int(first.state.critic_updates) - 20  # pretrained
     # the limiter: one update per step since the warm-up, and no more steps ahead than permitted
     assert 60 <= first.env_steps <= 60 + 20 + 20 + 2 * 10
     assert (summary.reason, summary.steps) == ("training is complete", first.env_steps)
@@ -44,7 +44,7 @@ def test_phases_counters_and_a_run_that_is_the_same_twice(demos, tmp_path, publi
 
     half = len(published) // 2
     assert [p.version for p in published] == 2 * list(range(1, half + 1))
-    assert half == 1 + 1 + 60 // 20  # after pretraining, after the critic's warm-up, every 20 updates
+    assert half == 1 + 60 // 20  # after pretraining, every 20 updates
 
     rows = by_kind(tmp_path / "a")
     assert rows == by_kind(tmp_path / "b")
@@ -89,9 +89,9 @@ def test_a_run_goes_on_from_the_version_that_it_was_rolled_back_to(demos, tmp_pa
     run = tmp_path / "run"
     before, _ = train_local(experiment(), RunOptions([demos], str(run)))
     assert before.checkpoints.steps() == [0, 40, 60]
-    # A critic that was never updated chooses nothing: when the actors begin, and when training does.
-    assert [p.chooses for p in published] == [False, False, *[True] * (len(published) - 2)]
-    assert [p.step for p in published[:3]] == [0, 0, 20]
+    # A critic that was never updated chooses nothing.
+    assert [p.chooses for p in published] == [False, *[True] * (len(published) - 1)]
+    assert [p.step for p in published[:3]] == [0, 20, 40]
     version = next(v for v, entry in kept_versions(run).items() if entry.step == 40)
     assert version < published[-1].version
     assert roll_back(run, version)[:2] == (version, 40)

@@ -55,10 +55,10 @@ def whole(demos, tmp_path_factory) -> Iterator[Learner]:
 
 def test_offline_to_online_keeps_everything_and_counts_apart(demos, tmp_path, published):
     learner, summary = train_local(experiment(offline_steps=40, max_steps=60), RunOptions([demos], str(tmp_path)))
-    assert phases(tmp_path) == ["critic pretrain", "offline", "warm-up", "critic warm-up", "train", "done"]
+    assert phases(tmp_path) == ["critic pretrain", "offline", "warm-up", "train", "done"]
     assert (learner.trainer.offline_updates, learner.trainer.online_updates, learner.updates) == (40, 60, 100)
-    # Pretraining of the policy alone comes on top, and the critic's warm-up: the optimiser has seen them all.
-    assert int(learner.state.critic_updates) == 40 + 20 + 60
+    # Pretraining of the policy alone comes on top: the optimiser has seen it all.
+    assert int(learner.state.critic_updates) == 40 + 60
     assert int(learner.state.policy_updates) == 40 + 40 + 60
     # The limiter counts online updates only: one a step since the warm-up.
     assert 60 <= learner.env_steps <= 60 + 20 + 20 + 2 * 10
@@ -91,7 +91,7 @@ def test_training_ends_after_so_many_online_steps_and_their_updates(demos, tmp_p
     learner, _ = train_local(config, RunOptions([demos], str(tmp_path)))
     assert learner.trainer.phase is Phase.DONE
     assert 61 <= learner.env_steps <= 61 + 2  # it acts in chunks of 2
-    begun = next(r for r in by_kind(tmp_path)["event"] if r["text"] == "phase: critic warm-up")["env_steps"]
+    begun = next(r for r in by_kind(tmp_path)["event"] if r["text"] == "phase: train")["env_steps"]
     assert learner.trainer.online_updates == (61 - begun) // 2
     again, summary = train_local(config, RunOptions([demos], str(tmp_path)))
     assert (again.trainer.phase, again.updates, summary.steps) == (Phase.DONE, learner.updates, 0)
@@ -126,7 +126,7 @@ def test_offline_only_and_on_from_there(demos, tmp_path, caplog):
     )
     online, _ = train_local(config, RunOptions([demos], str(tmp_path)))
     assert (online.trainer.phase, online.trainer.offline_updates, online.trainer.online_updates) == (Phase.DONE, 60, 20)
-    assert int(online.state.critic_updates) == 60 + 20 + 20
+    assert int(online.state.critic_updates) == 60 + 20
     saved = read_config(tmp_path)
     assert (saved["preset"], saved["compat"]) == ("qc", "qc")  # what was applied is recorded
     caplog.clear()

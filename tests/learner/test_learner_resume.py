@@ -39,7 +39,7 @@ def test_pretraining_that_was_stopped_goes_on_as_if_it_had_not_been(demos, tmp_p
         assert not (run / "checkpoints").exists()
     caplog.clear()
     rest = learner_of(config, demos, run)
-    assert "demonstrations, in phase 2/5 critic pretrain after update 20" in caplog.text
+    assert "demonstrations, in phase 2/4 critic pretrain after update 20" in caplog.text
     # No actor begins yet.
     assert (rest.trainer.phase, rest.trainer.phase_updates, rest.version) == (Phase.CRITIC_PRETRAIN, 20, 0)
     until(rest, Phase.WARMUP)

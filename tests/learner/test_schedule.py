@@ -155,7 +155,7 @@ def test_how_to_go_on_names_what_to_raise(remedy, settings, online_updates):
 @pytest.mark.parametrize(
     ("settings", "has_critic", "expected"),
     [
-        ({}, True, ["pretrain", "critic pretrain", "warm-up", "critic warm-up", "train"]),
+        ({}, True, ["pretrain", "critic pretrain", "warm-up", "train"]),
         ({}, False, ["pretrain", "warm-up", "train"]),
         ({"pretrain_steps": 0, "offline_steps": 9, "online_steps": 0}, True, ["critic pretrain", "offline"]),
         ({"online_steps": 900}, True, ["pretrain", "critic pretrain", "warm-up", "train"]),

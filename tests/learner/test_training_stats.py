@@ -35,9 +35,9 @@ HELPED, ALONE, FAILED, UNKNOWN = (True, 5), (True, 0), (False, 0), (None, 0)  # 
 )
 def test_a_helped_episode_is_no_success_without_intervention(tmp_path, episodes, shares):
     with open_log(tmp_path) as log:
-        stats = TrainingStats(log, mock.Mock(), 100, lambda: Counters(0, 0, 0))
+        stats = TrainingStats(log, mock.Mock(), 100, lambda: Counters(0, 0, 0), "relative")
         for i, (success, ticks) in enumerate(episodes):
-            of = EpisodeStats("left_cell/0", f"e{i}", 40, float(bool(success)), success, ticks, int(ticks > 0), ())
+            of = EpisodeStats("left_cell/0", f"e{i}", 40, float(bool(success)), (), success, ticks, int(ticks > 0))
             stats.episode(of, number=i + 1, phase="train")
     found = [row["success_without_intervention"] for row in read_metrics(tmp_path)["episode"]]
     assert found == (shares if None in shares else pytest.approx(shares))

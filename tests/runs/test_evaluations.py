@@ -62,7 +62,7 @@ def test_what_a_run_was_trained_with_is_no_other_setting_of_its_evaluation(caplo
     saved = json.loads(json.dumps(saved))
     recorded = _recorded(saved, config)
     assert {"agent.lr: 0.5 -> 0.0003", "agent.bc_on: demo -> +successes"} <= set(recorded)
-    differences = _differences(saved, recorded)
+    differences = _differences(saved, recorded, config)
     paths = {line.partition(": ")[0] for line in differences}
     assert paths == {"agent.candidates", "actor.delay_ticks", "robot.control_hz"}
     assert sum("another setting than the run's" in line for line in caplog.messages) == len(differences)

@@ -87,7 +87,7 @@ def test_a_state_is_of_a_pass_after_the_last_reply_and_the_servers_clock_is_know
         assert np.isnan(actor.server_time())
         actor.request("arm")
         drive(actor, 20)
-        assert len(actor._sent) < 10, "the server reports when commands came"
+        assert len(actor._server._sent) < 10, "the server reports when commands came"
         assert abs(actor.server_time() - clock()) < 5e-3
         watcher.next_state()
         assert abs(watcher.server_time() - clock()) < 50e-3

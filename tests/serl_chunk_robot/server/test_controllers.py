@@ -148,6 +148,6 @@ def test_requests_that_last_hold_no_pass_up(cell: Cell):
     cell.server.run_pass(cell.now)
     assert len(cell.door.requests) == 8, "a quarter of a pass is for requests"
     assert cell.server.loop._last_pass == (cell.now, cell.now), "the pass begins after them"
-    cell.server._taken = A_PASS
+    cell.server._inbox.taken = A_PASS
     cell.server._wait(cell.now + DT)
     assert len(cell.door.requests) == 8, "nor more than so many until the next one"
