@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from support.result_tables import (
     At,
+    Cell,
     Column,
     Row,
     Table,
@@ -268,6 +271,41 @@ GOING_ONLINE_TRIALS = Table(
     Where("going_online_trials", seeds=(31, 32)),
 )
 
+def _clones(demos: int) -> Cell:
+    """Successes of clones of so many demonstrations; the column's run is the flow."""
+    return lambda book, where: plain_percent(
+        book, dataclasses.replace(where, run=f"fake {where.run}, {demos} demonstrations")
+    )
+
+
+_AT = (0, 500, 1_000, 2_000, 3_000, 4_000, 8_000, 12_000)
+GOING_ONLINE = Table(
+    "docs/results.md",
+    "seed",
+    [
+        *(Column(f"{n:,}", arms, Where(at=(n,))) for n in _AT),
+        Column("human ticks to 4,000", field("human_ticks"), Where(at=(4_000,))),
+        Column("clone explored, of 200; least window of 40", figures("explored", "window_least")),
+    ],
+    [
+        Row(str(seed), Where(run="fake_aloha default, 10 demonstrations", seeds=(seed,)))
+        for seed in (11, 12, 13, 14, 15)
+    ],
+    Where("going_online"),
+)
+
+CLONES = Table(
+    "docs/algorithms.md",
+    "demonstrations",
+    [
+        Column("v = f", plain_percent, Where(run="today")),
+        Column("v = f + k(t) x", plain_percent, Where(run="k")),
+        Column("and moved joints", plain_percent, Where(run="k_joints")),
+    ],
+    [Row(str(n), Where(), _clones(n)) for n in (10, 30)],
+    Where("clones", seeds=(1, 2, 3, 4, 5)),
+)
+
 GRASP_CRITIC = Table(
     "docs/algorithms/gripper.md",
     "updates",
@@ -376,6 +414,8 @@ TABLES = {
     "ablations-online": ABLATIONS_ONLINE,
     "ablations-seeds": ABLATIONS_SEEDS,
     "going-online-trials": GOING_ONLINE_TRIALS,
+    "clones": CLONES,
+    "going-online": GOING_ONLINE,
     "grasp-critic": GRASP_CRITIC,
     "human-in-the-loop": HUMAN_IN_THE_LOOP,
     "fake-aloha-images": FAKE_ALOHA_IMAGES,
