@@ -140,7 +140,7 @@ def test_a_frame_that_is_not_there_shows_no_other_one():
     end = whole.end_record()._replace(
         final_observation={"state": whole.observation(12)["state"]}, repeats={"a": 6, "b": 5, "none": 6}
     )
-    block = StepBlock.from_steps("e0", map(shown, range(12)))
+    block = StepBlock.from_steps("e0", [shown(t) for t in range(12)])
     for parts in ([block], [block.slice(t, t + 1) for t in range(12)], [block.slice(0, 7), block.slice(7, 12)]):
         read = read_held(replay_of(Begin("e0"), *parts, end), "s", "e0")
         for steps_read, end_read in ((read.steps, read.end), with_repeated_frames(block, end)):

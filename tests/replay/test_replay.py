@@ -108,12 +108,18 @@ def test_steps_that_repeat_or_skip_are_refused():
         (StepBlock.from_steps("e0", [episode.step(3)]), (3, 2)),
         (episode.end_record(), (12, 2)),
         (Amend("e0", outcome=Outcome.SUCCESS), ("amended",)),
-        (Begin("e0"), ("began",)),
     ):
         with pytest.raises(DataError, match=naming("e0", "'s'", *named)):
             replay.insert("s", record)
     assert replay.insert("s", StepBlock.from_steps("e0", [episode.step(2)])).steps == 1  # nothing was spoilt
     replay.insert("another session", Begin("e0"))  # ids are a session's own
+
+
+def test_an_episode_cannot_begin_twice():
+    replay = build(config())
+    feed(replay, [coded()], RNG(0))
+    with pytest.raises(DataError, match=naming("e0", "'s'", "began")):
+        replay.insert("s", Begin("e0"))
 
 
 def test_arrays_of_another_robot_are_refused():
@@ -193,7 +199,7 @@ def test_episode_figures():
         ("failure", {}, range(6)),
         ("limit", {}, ()),
         ("died", {}, ()),
-        ("success", {3: 100}, range(3, 6)),  # nothing realised across a gap is reported
+        ("success", {3: 100}, range(4, 6)),  # nothing realised across a gap is reported
     ],
 )
 def test_a_return_is_realised_where_the_task_terminated(end, lost, known):

@@ -56,7 +56,8 @@ def test_fresh(fraction):
 def test_wrapped_ring_keeps_the_newest_whole_episodes(agent):
     rng = RNG(1)
     cfg = config(capacity=600, image_capacity=550, demo_fraction="uniform")
-    cfg = cfg if agent is None else dataclasses.replace(cfg, agent=agent)
+    if agent is not None:
+        cfg = dataclasses.replace(cfg, agent=agent, chunk=dataclasses.replace(cfg.chunk, critic_horizon=None))
     episodes = online(rng, 300, human=False)
     replay = build(cfg, image_keys=BOTH)
     feed(replay, episodes, rng)
