@@ -106,6 +106,7 @@ def test_a_slow_link_is_measured_within_the_time_given(port):
         assert 0 < measured[0] < 2.4e6
         proxy.rate = 0
         assert p.throughput(2.0)[0] > 2 * measured[0]  # loopback
+    with serving(port), flaky(free := free_port(), port) as proxy, probing(free) as p:
         proxy.delay = 5.0
         assert p.throughput(0.3) == (0.0, 0)  # it carries nothing
 
