@@ -314,6 +314,9 @@ def test_after_a_failed_fsync_what_is_in_doubt_is_written_again(tmp_path, disk, 
         assert journal.synced == 0
         assert sum("fsync" in r.message for r in caplog.records) == 1
         assert journal.drop({0}) > 0
+        newest = segments(tmp_path)[-1]
+        assert journal.drop({4}) == 0
+        assert newest.exists(), "what is written to stays"
         before = {path: path.stat().st_ino for path in segments(tmp_path)}
         disk.broken = False
         place = journal.append([b"b"])  # it can be written to again
