@@ -271,6 +271,7 @@ GOING_ONLINE_TRIALS = Table(
     Where("going_online_trials", seeds=(31, 32)),
 )
 
+
 def _clones(demos: int) -> Cell:
     """Successes of clones of so many demonstrations; the column's run is the flow."""
     return lambda book, where: plain_percent(
