@@ -132,6 +132,15 @@ class WatchedRobot(RobotProcess):
             self.desk.type(bytes([key]))
             time.sleep(0.4)
 
+    def first_episode(self) -> None:
+        """Clear, let go and confirm until the policy moves it. A key that meets a change of the state does nothing."""
+        self.shows("STOPPED")
+        ends = time.monotonic() + 120
+        while not self.state().startswith("RUN"):
+            assert time.monotonic() < ends, f"never RUN: {self.state()} {self.desk.output[-3000:]}"
+            self.press(b"c\r" if self.state().startswith("STOPPED") else b"\r")
+            time.sleep(2)
+
 
 def fake_aloha(**changes: object) -> str:
     """The file of the simulated arms that is shipped; `changes` are further keys of it."""

@@ -44,15 +44,14 @@ class Cell(WatchedRobot):
         time.sleep(1)
         assert self.moved(seconds, "RUN") < STILL
 
-    def begin_session(self) -> None:
-        """Clear the robot, and let the first episode begin."""
-        self.shows("STOPPED")
-        self.press(b"c\r")
-        self.until(lambda: "HOLD" in self.state(), "not cleared")
-        self.press(b"\r")
-        self.shows("the scene is not confirmed")
-        self.press(b"\r")
-        self.moves(0.5)
+    def quits(self) -> None:
+        """End the episode and the session; a key that meets a change between policy and human does nothing."""
+        ends = time.monotonic() + 60
+        while self.desk.running:
+            assert time.monotonic() < ends, self.desk.output[-3000:]
+            self.press(b"qqs")
+            time.sleep(2)
+        assert self.desk.wait() == 0, self.desk.output
 
     @contextlib.contextmanager
     def full(self, learner: Process) -> Iterator[None]:
@@ -89,7 +88,8 @@ def test_an_actor_and_its_robot_go_on_and_hold(cell, processes):
         *processes.flags(**LONG), "--actor", "--spool_path", str(cell.disk / "spool"), *cell.flags(), FAST,
         kind=OperatedProcess,
     )  # fmt: skip
-    cell.begin_session()
+    cell.first_episode()
+    cell.moves(0.5)
     with cell.full(learner):
         cell.moves(4)
         cell.press(b" ")
@@ -100,8 +100,7 @@ def test_an_actor_and_its_robot_go_on_and_hold(cell, processes):
         cell.becomes("HOLD")
         cell.moved(3, "HOLD")  # no episode begins whose records would have no room
     cell.moves(1)
-    cell.press(b"qqs")
-    assert cell.desk.wait() == 0, cell.desk.output
+    cell.quits()
     steps = actor_totals(cell.desk.output)[1]
     learner.until(lambda: not learner.running or "has room again" in learner.output, "no room")
     learner.signal(2)
@@ -115,7 +114,8 @@ def test_a_recording_and_its_robot_go_on_and_hold(cell, processes):
         "--log_file", str(cell.disk / "record.log"), "--spool_path", str(cell.disk / "spool"), "--ip", HERE,
         "--config.actor.intervention=scripted", *cell.flags(), FAST, kind=OperatedProcess,
     )  # fmt: skip
-    cell.begin_session()
+    cell.first_episode()
+    cell.moves(0.5)
     with cell.full(learner):
         cell.press(b" ")
         cell.holds(2)

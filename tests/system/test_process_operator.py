@@ -42,16 +42,6 @@ class Cell(WatchedRobot):
                 time.sleep(3)
             time.sleep(0.02)
 
-    def first_episode(self) -> None:
-        """Go on until the policy moves the robot. A key that meets a change of the state does nothing."""
-        self.shows("STOPPED")
-        ends = time.monotonic() + 120
-        while not self.state().startswith("RUN"):
-            assert time.monotonic() < ends, f"never RUN: {self.state()} {self.desk.output[-3000:]}"
-            self.press(b"c\r" if self.state().startswith("STOPPED") else b"\r")
-            time.sleep(2)
-        self.runs()
-
     def stands(self, seconds: float) -> bool:
         """Whether no joint's set point changes for so long."""
         return self.moved(seconds) < 1e-3
