@@ -66,7 +66,7 @@ class RobotRequests(Protocol):
 
 @dataclasses.dataclass
 class ActorReports:
-    """What an operator is told by the process that has it."""
+    """Reports of an actor process to its operator."""
 
     describe: Callable[[], Mapping[str, Any]] = dict  # more fields of ConsoleState, for each view
     learner_lost: Callable[[], bool] = bool

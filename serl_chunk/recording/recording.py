@@ -211,9 +211,7 @@ class Recording:
         )  # fmt: skip
         if operator is not None:
             operator.actor.describe = self._described
-            operator.actor.without_human = (
-                ActorState.POLICY if demonstrator is not None else ActorState.HUMAN
-            )  # whom else it waits for
+            operator.actor.without_human = ActorState.POLICY if demonstrator is not None else ActorState.HUMAN
 
     def close(self) -> None:
         self._runner.close()

@@ -141,7 +141,7 @@ def test_every_key_in_every_state(state, action, by):
 
 
 class Noting(Waiting):
-    """Notes what it is told."""
+    """Keeps the reports that it gets."""
 
     def __init__(self, **options) -> None:
         super().__init__(**options)

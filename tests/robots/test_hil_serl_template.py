@@ -140,7 +140,7 @@ def test_a_copy_with_weights_has_hil_serls_vision(tmp_path):
 
 
 def test_a_fixed_setup_mode_is_checked_against_the_robot_and_on_the_command_line_holds_the_grippers(tmp_path):
-    """The template's price of a change is no contradiction; one that is given beside it is."""
+    """The template's cost of a gripper change does not contradict it; another one does."""
     copy = filled(tmp_path, USB, SETUP_MODE="single-arm-fixed-gripper")
     named = naming("usb_pickup_insertion", 6, "(7,)", "my_robot.py", "SETUP_MODE", "ACTION_DIM")
     with pytest.raises(ConfigError, match=named):

@@ -30,7 +30,7 @@ def amended(path: Path, changes: Content) -> Path:
     Items are named as HDF5 names them, `group@name` for attributes; in a pickle by their keys and positions.
     """
     if path.suffix == ".hdf5":
-        close_files(path)  # by whom its frames were looked at
+        close_files(path)  # of readers of its frames
         with h5py.File(path, "a") as file:
             for name, value in changes.items():
                 group, at, attribute = name.partition("@")

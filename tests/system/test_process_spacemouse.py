@@ -44,7 +44,7 @@ def episode(cell: MouseCell) -> MouseCell:
 
 
 def push(cell: MouseCell, seconds: float, y: int = -FULL) -> float:
-    """Deflect the mouse, away from the user where nothing else is said; returns the moment."""
+    """Deflect the mouse, by default away from the user; returns the time."""
     at = cell.hand("push", y=y)["at"]
     cell.watch(seconds)
     return at

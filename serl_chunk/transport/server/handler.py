@@ -1,4 +1,4 @@
-"""What a learner's server asks of whom it serves."""
+"""The calls of a learner's server to the learner."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from serl_chunk.types import Record, SerlChunkError, Snapshot
 
 
 class ServerHandler:
-    """Takes what a server receives, and supplies what it sends; this one keeps nothing and limits nobody.
+    """Takes what a server receives, and supplies what it sends; this one stores nothing and has no limits.
 
     The data thread calls `on_record` and `on_silent`: where they are slow, acknowledgements wait and nothing else. The
     control thread calls `welcome` and `digests`, both call `allowance`, and `fetch` has a thread of its own. An

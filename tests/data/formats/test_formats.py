@@ -1,4 +1,4 @@
-"""What holds for every format: it is told by what lies there, and a wrong or hostile file is named."""
+"""What holds for every format: it is recognised by its content, and a wrong or hostile file is named."""
 
 from __future__ import annotations
 

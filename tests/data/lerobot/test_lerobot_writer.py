@@ -276,7 +276,7 @@ class Disk:
             if self.dies_at is not None and self.changes >= self.dies_at:
                 raise Killed
             self.changes += 1
-            return None if real is fsync else real(*arguments, **named)  # nobody cuts the power here
+            return None if real is fsync else real(*arguments, **named)  # the power stays on
 
         return change
 

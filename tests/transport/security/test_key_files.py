@@ -1,4 +1,4 @@
-"""Keys at rest: whom their files let in, what damaged files say, and the line that a robot PC is given."""
+"""Files of keys: who may connect, errors of damaged files, and the line for a robot PC."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A driver to copy: one imaginary arm that speaks JSON over UDP. `driver = "sample.py:UdpArm"` in robot.toml.
 
-The arm sends its state 200 times a second to whom it heard last, and holds its last target by itself:
+The arm sends its state 200 times a second to the latest sender, and holds its last target by itself:
 {"mode": "position", "q": [...], "dq": [...], "effort": [...], "faults": [], "torque": true, "heard": 0}
 It takes {"hello": 1}, {"target": [...], "dt": 0.005}, {"set": "compliance", "value": 0.5}, {"clear": 1} and
 {"stop": 0, "number": 1}, whose number `heard` repeats. From a stop above 0 on it stands, with a fault, until "clear".
