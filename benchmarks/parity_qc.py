@@ -147,7 +147,7 @@ class Comparison:
         critic_grad, critic = agent._critic_gradient(state, {}, batch, critic_draws)
         policy_grad, policy = agent._policy_gradient(state, {}, batch, policy_draws, False)
         grads = {"critic": critic_grad, "policy": policy_grad}
-        features = agent.critic_context(state.critic, {}, batch.observations).features
+        features = agent.perception.critic_context(state.critic, {}, batch.observations).features
         q = agent.critic.values(state.critic, features, agent.critic.truncate_flatten(batch.actions))
         mid = {"q": q}
         losses = {
@@ -163,7 +163,7 @@ class Comparison:
         else:
             more = _acfql(agent, state, batch, critic_draws, policy_draws, policy)
         mid, losses = mid | more[0], losses | more[1]
-        following = agent.critic_context(state.target, {}, batch.next_observations).features
+        following = agent.perception.critic_context(state.target, {}, batch.next_observations).features
         mid["next_qs"] = agent.critic.values(state.target, following, mid["next_actions"])
         mid["next_q"] = agent.critic.target_values(state.target, critic_draws, following, mid["next_actions"])
         if self.case.averages_the_batch:
@@ -204,11 +204,11 @@ Named = tuple[dict[str, jax.Array], dict[str, jax.Array]]
 
 
 def _acrlpd(agent: Any, state: Any, batch: Any, critic: Noise, policy: Noise, metrics: dict[str, jax.Array]) -> Named:
-    context = lambda observations: agent.policy_context(state.policy, state.critic, {}, observations)  # noqa: E731
+    context = lambda observations: agent.perception.policy_context(state.policy, state.critic, {}, observations)  # noqa: E731
     following = agent.gaussian.distribution(state.policy["net"], context(batch.next_observations))
     now = agent.gaussian.distribution(state.policy["net"], context(batch.observations))
     action, log_prob = now.sample_and_log_prob(policy["pi"])
-    features = agent.critic_context(state.critic, {}, batch.observations).features
+    features = agent.perception.critic_context(state.critic, {}, batch.observations).features
     noise, flat = critic["next"][:, 0], batch.actions.reshape(len(batch.actions), -1)
     entropy, alpha = metrics["actor/entropy"], metrics["actor/temperature"]
     mid = {
@@ -240,13 +240,13 @@ def _acrlpd(agent: Any, state: Any, batch: Any, critic: Noise, policy: Noise, me
 def _acfql(agent: Any, state: Any, batch: Any, critic: Noise, policy: Noise, metrics: dict[str, jax.Array]) -> Named:
     mid = {"next_actions": agent.next_chunk(state, {}, batch.next_observations, critic["next"])}
     if "distill" in policy:
-        context = agent.policy_context(state.policy, state.critic, {}, batch.observations)
+        context = agent.perception.policy_context(state.policy, state.critic, {}, batch.observations)
         taught = agent.bounded(agent.flow.sample(state.policy["flow"], context, policy["distill"][:, None]))
         mid["target_flow_actions"] = taught.reshape(len(taught), -1)
     else:
         sampled = agent.sampled(state.policy, state.critic, {}, batch.next_observations, critic["next"])
         chunks = agent.critic.truncate_flatten(sampled)
-        context = agent.critic_context(state.critic, {}, batch.next_observations)
+        context = agent.perception.critic_context(state.critic, {}, batch.next_observations)
         values = agent.critic.candidate_values(state.critic, context.features, chunks)
         mid |= {"next_candidates": chunks, "next_candidate_q": values, "next_index": jnp.argmax(values, 1)}
     losses = {

@@ -120,7 +120,7 @@ class Contestant:
         self.agent = make_agent(config, spec)
         self.state = self.agent.init(jax.random.key(0))
         self.base = self.agent.new_base(jax.random.key(0))
-        self.embed = self.agent.embedder(self.base)
+        self.embed = self.agent.perception.embedder(self.base)
         preprocess = fit_preprocess(config, spec, data)
         self.replay = Replay(spec, config, preprocess, bc_on="all", embed=self.embed)
         self.replay.add_demo(*data)

@@ -38,7 +38,7 @@ class Regression(sc.Agent):
         return self.fresh_state(rng, self.init_policy(rng, self.net, "net"))
 
     def chunk(self, policy, base, observation):
-        flat = self.net.apply(policy["net"], self.policy_context(policy, {}, base, observation).features)
+        flat = self.net.apply(policy["net"], self.perception.policy_context(policy, {}, base, observation).features)
         return flat.reshape(*flat.shape[:-1], self.spec.horizon, self.spec.action_dim)
 
     def policy_draws(self, key, batch):
@@ -56,7 +56,7 @@ class Regression(sc.Agent):
         return 0.05 * explore * jax.random.normal(key, (1, self.chunk_dim))
 
     def act(self, params, base, observation, noise, committed, alone=False):
-        chunk = self.chunk(params["policy"], base, observation) + noise.reshape(1, self.spec.horizon, -1)
+        chunk = self.chunk(params["policy"], base, observation)[None] + noise.reshape(1, self.spec.horizon, -1)
         return self.finished(chunk, committed)[0], {}
 
 

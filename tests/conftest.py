@@ -21,6 +21,10 @@ CACHE = "JAX_COMPILATION_CACHE_DIR"
 CACHE_LEAST = "JAX_PERSISTENT_CACHE_MIN"
 TESTS = Path(__file__).parent
 LONG = ("", "agents", "learner", "system")  # folders whose files take longest
+# What JAX would do silently is an error, and there are two devices; also in the processes that tests start. Exceptions:
+# optax's powers of mixed types (agents/optimiser.py, classifier/train.py), double precision (agents/test_exact_sums.py).
+STRICT = {"jax_numpy_dtype_promotion": "strict", "jax_numpy_rank_promotion": "raise"}
+DEVICES = "--xla_force_host_platform_device_count"
 EXAMPLES = "SERL_CHUNK_TEST_EXAMPLES"  # the hypothesis profile: see tests/support/properties.py
 
 logging.getLogger("serl_chunk").setLevel(logging.INFO)  # for `caplog`
@@ -31,7 +35,7 @@ settings.load_profile(os.environ.get(EXAMPLES, "default"))
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Share what JAX compiles between the workers and the processes that tests start.
+    """Make JAX strict, and share what it compiles between the workers and the processes that tests start.
 
     The folder is new and empty for each run, and is removed after it. A folder that the environment names is kept.
     """
@@ -45,8 +49,13 @@ def pytest_configure(config: pytest.Config) -> None:
     # Small programs are compiled again and again: without these, only those of a second or more would be kept.
     os.environ.setdefault(f"{CACHE_LEAST}_COMPILE_TIME_SECS", "0")
     os.environ.setdefault(f"{CACHE_LEAST}_ENTRY_SIZE_BYTES", "-1")
+    os.environ.update({name.upper(): value for name, value in STRICT.items()})
+    if DEVICES not in os.environ.get("XLA_FLAGS", ""):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DEVICES}=2"
     if "jax" in sys.modules:  # a plugin imported it, and JAX reads the environment on import
         set_now = sys.modules["jax"].config.update
+        for name, value in STRICT.items():
+            set_now(name, value)
         set_now("jax_compilation_cache_dir", os.environ[CACHE])
         set_now("jax_persistent_cache_min_compile_time_secs", float(os.environ[f"{CACHE_LEAST}_COMPILE_TIME_SECS"]))
         set_now("jax_persistent_cache_min_entry_size_bytes", int(os.environ[f"{CACHE_LEAST}_ENTRY_SIZE_BYTES"]))

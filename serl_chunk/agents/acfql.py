@@ -40,7 +40,7 @@ class FlowActor(ActorCritic):
         committed: Committed | None = None,
     ) -> jax.Array:  # fmt: skip
         """Chunks float32[..., N, H, A] of the policy that acts, within model space, from noise float32[..., N, H*A]."""
-        context = self.policy_context(policy, critic, base, observation)
+        context = self.perception.policy_context(policy, critic, base, observation)
         return self.bounded(self.flow.sample(policy["flow"], context, noise, committed))
 
     def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
@@ -57,7 +57,7 @@ class FlowActor(ActorCritic):
         alone: Alone = False,
     ) -> tuple[jax.Array, Metrics]:  # fmt: skip
         chunks = self.sampled(params["policy"], params["critic"], base, observation, noise, committed)
-        context = self.critic_context(params["critic"], base, observation)
+        context = self.perception.critic_context(params["critic"], base, observation)
         return self.choose(params, context, self.finished(chunks, committed), alone)[:2]
 
 
@@ -77,11 +77,11 @@ class Acfql(FlowActor):
 
     def critic_loss(self, critic: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise) -> Loss:
         """Q regression to R + gamma^n mask V(o'), plus V regression to Q or Q_e (IQL, equations 5 and 6)."""
-        later = self.critic_context(critic, base, batch.next_observations)
+        later = self.perception.critic_context(critic, base, batch.next_observations)
         target = self.critic.target(batch, self.critic.expected_value(self.critic.value_output(critic, later.features)))
-        now = self.critic_context(critic, base, batch.observations)
+        now = self.perception.critic_context(critic, base, batch.observations)
         loss = self.regression(critic, now, batch, target)
-        averaged = self.critic_context(state.target, base, batch.observations)
+        averaged = self.perception.critic_context(state.target, base, batch.observations)
         chunk = self.acting_critic.truncate_flatten(batch.actions)
         q = self.acting_critic.target_values(state.target, draws, averaged.features, chunk)
         # The value head reads the encoder without training it: the Q loss alone shapes the features.
@@ -95,7 +95,7 @@ class Acfql(FlowActor):
     ) -> Loss:
         """L_flow over what `bc_on` names."""
         shown = imitated(batch)
-        context = self.policy_context(policy, self.choosing_params(state), base, shown.observations)
+        context = self.perception.policy_context(policy, self.choosing_params(state), base, shown.observations)
         weight, given = imitated_numbers(shown.bc_weight, shown.bc_dims), self.flow.given(shown, draws)
         imitation = self.flow.loss(policy["flow"], context, shown.actions, weight, given, draws)
         return Loss((imitation,), {"actor/bc_loss": imitation, "actor/bc_share": mean_of(batch.bc_weight)})

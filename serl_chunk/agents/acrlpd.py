@@ -80,13 +80,15 @@ class GaussianActor(ActorCritic):
         alone: Alone = False,
     ) -> tuple[jax.Array, Metrics]:  # fmt: skip
         policy = params["policy"]
-        context = self.policy_context(policy, params["critic"], base, observation)
+        context = self.perception.policy_context(policy, params["critic"], base, observation)
         chunks, log_prob = self.gaussian.sample_and_log_prob(policy["net"], context, noise)
-        seen = self.critic_context(params["critic"], base, observation)
+        seen = self.perception.critic_context(params["critic"], base, observation)
         chunk, record, best = self.choose(params, seen, self.finished(chunks, committed), alone)
         # Committed actions were not drawn from the policy.
         free = jnp.broadcast_to(committed[1][:, None] == 0, committed[0].shape)
-        return chunk, record | {"log_prob": jnp.sum(log_prob[best] * free) / jnp.maximum(jnp.sum(free), 1)}
+        return chunk, record | {
+            "log_prob": jnp.sum(log_prob[best], where=free) / jnp.maximum(jnp.sum(free, dtype=jnp.float32), 1)
+        }
 
 
 class Acrlpd(GaussianActor):
@@ -123,14 +125,14 @@ class Acrlpd(GaussianActor):
     def critic_target(self, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise) -> jax.Array:
         """R + gamma^n mask min_subset Q'(o', a'), a' ~ pi, float32[B] (RLPD)."""
         observations = batch.next_observations
-        context = self.policy_context(state.policy, self.choosing_params(state), base, observations)
+        context = self.perception.policy_context(state.policy, self.choosing_params(state), base, observations)
         flat, log_prob = self.gaussian.distribution(state.policy["net"], context).sample_and_log_prob(draws["next"])
         chunk = self.acting_critic.truncate_flatten(self.gaussian.chunks(flat))
         price = jnp.exp(state.temperature["log_alpha"]) * self.joint_log_prob(log_prob)
         return self.bootstrapped(state, base, batch, draws, chunk, price if self.config.backup_entropy else 0.0)
 
     def critic_loss(self, critic: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise) -> Loss:
-        now = self.critic_context(critic, base, batch.observations)
+        now = self.perception.critic_context(critic, base, batch.observations)
         return self.regression(critic, now, batch, self.critic_target(state, base, batch, draws))
 
     # -- policy ----------------------------------------------------------------------------------------------
@@ -146,7 +148,9 @@ class Acrlpd(GaussianActor):
         shown = imitated(batch)
 
         def at(observations: Observation) -> TanhNormal:
-            return self.gaussian.distribution(policy["net"], self.policy_context(policy, acting, base, observations))
+            return self.gaussian.distribution(
+                policy["net"], self.perception.policy_context(policy, acting, base, observations)
+            )
 
         dist = at(batch.observations)
         at_shown = dist if shown is batch else at(shown.observations)  # once, and one gradient of it

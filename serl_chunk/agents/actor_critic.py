@@ -35,8 +35,8 @@ class ActorCritic(Agent):
         self.acting_critic = self.short_critic or self.critic  # its values compare chunks and are bootstrapped from
 
     def initial_state(self, rng: jax.Array, policy: Params) -> AgentState:
-        encoder, _ = self.init_encoder(key_of(rng, "critic encoder"))
-        features = self.critic_context({"encoder": encoder}, {}, self.seen_example()).features
+        encoder, _ = self.perception.init_encoder(key_of(rng, "critic encoder"))
+        features = self.perception.critic_context({"encoder": encoder}, {}, self.perception.seen_example()).features
         critic = {"encoder": encoder} | self.critic.init(key_of(rng, "critic"), features)
         if self.short_critic is not None:
             critic[self.short_critic.heads] = self.short_critic.init_heads(key_of(rng, "short critic"), features)
@@ -56,7 +56,7 @@ class ActorCritic(Agent):
 
         def choose(observations: Observation, noise: jax.Array) -> jax.Array:
             chunks = self.acting_critic.truncate_flatten(sampled(observations, noise))
-            return self.best_candidate(critic, self.critic_context(critic, base, observations), chunks)
+            return self.best_candidate(critic, self.perception.critic_context(critic, base, observations), chunks)
 
         return map_blocks(choose, (observations, noise), rows=noise.shape[1])
 
@@ -85,13 +85,13 @@ class ActorCritic(Agent):
         price: jax.Array | float = 0.0,
     ) -> jax.Array:  # fmt: skip
         """R + gamma^n mask (Q'(o', a') - price), float32[B], of flat chunks a' float32[B, Hc*A]; Q' by `draws`."""
-        later = self.critic_context(state.target, base, batch.next_observations)
+        later = self.perception.critic_context(state.target, base, batch.next_observations)
         value = self.acting_critic.target_values(state.target, draws, later.features, chunk)
         return self.critic.target(batch, value - price)
 
     def climbed(self, state: AgentState, base: Params, observations: Observation, chunk: jax.Array) -> Sum:
         """The mean of Q(o, a) over heads and chunks a float32[B, H, A], with a gradient to the chunks alone."""
-        now = jax.lax.stop_gradient(self.critic_context(state.critic, base, observations))
+        now = jax.lax.stop_gradient(self.perception.critic_context(state.critic, base, observations))
         return mean_of(
             self.acting_critic.mean_value(state.critic, now.features, self.acting_critic.truncate_flatten(chunk))
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -30,8 +30,9 @@ from serl_chunk.agents.state import (
     key_of,
     unflatten_params,
 )
+from serl_chunk.agents.vision import digest_of
 from serl_chunk.config.agents.base import AgentConfig
-from serl_chunk.types import ChunkBatch
+from serl_chunk.types import ChunkBatch, ConfigError
 
 # Without it XLA for CPUs copies each network once an update, because losses read what the update replaces.
 _COMPILER_OPTIONS = {"xla_cpu_copy_insertion_use_region_analysis": True}
@@ -44,7 +45,21 @@ def _scan(step: Callable[[AgentState, Any], Updated], state: AgentState, xs: Any
     return state, jax.tree.map(jnp.mean, metrics)
 
 
-class Agent(Perception, abc.ABC):
+class HasBase(Protocol):
+    """What an agent's base belongs to."""
+
+    @property
+    def source(self) -> str: ...
+
+    @property
+    def source_setting(self) -> str: ...
+
+    def base(self, key: jax.Array) -> Params: ...
+
+    def random(self, key: jax.Array) -> Params: ...
+
+
+class Agent(abc.ABC):
     """Base of the agents: updates from the losses and draws that a subclass supplies, and acting.
 
     `update(state, base, {name: batch})` takes the batches of `wants`, with a leading axis each, and runs U critic
@@ -63,7 +78,9 @@ class Agent(Perception, abc.ABC):
     together = False  # whether one step on each batch trains critic and policy, as in Q-chunking's code
 
     def __init__(self, config: AgentConfig, spec: AgentSpec) -> None:
-        super().__init__(config, spec)
+        self.config, self.spec = config, spec
+        self.perception = Perception(config, spec)
+        self.with_base: HasBase = self.perception.vision
         self.chunk_dim = spec.horizon * spec.action_dim
         self.policy_optimiser = adam(config.optimiser("policy"))
         self.critic_optimiser = adam(config.optimiser("critic"))
@@ -84,8 +101,8 @@ class Agent(Perception, abc.ABC):
 
     def init_policy(self, rng: jax.Array, net: Any, name: str) -> Params:
         """Fresh parameters of a policy's network, and of an encoder where it has its own: {"encoder", name}."""
-        encoder, features = self.init_encoder(key_of(rng, "encoder"))
-        own = {} if self.shares_encoder else {"encoder": encoder}
+        encoder, features = self.perception.init_encoder(key_of(rng, "encoder"))
+        own = {} if self.perception.shares_encoder else {"encoder": encoder}
         return own | {name: net.init(key_of(rng, name), features)}
 
     def bounded(self, chunks: jax.Array) -> jax.Array:
@@ -151,6 +168,10 @@ class Agent(Perception, abc.ABC):
 
     # -- updates ---------------------------------------------------------------------------------------------
 
+    def seen(self, state: AgentState, base: Params, batch: ChunkBatch) -> ChunkBatch:
+        """`batch` as networks read it in an update, its images augmented."""
+        return self.perception.shifted(state, base, batch)
+
     def _update(self, state: AgentState, base: Params, batches: Mapping[str, ChunkBatch]) -> Updated:
         if not self.has_critic:
             return self._update_policy(state, base, batches["policy"], self.policy_updates, bc_only=False)
@@ -172,7 +193,7 @@ class Agent(Perception, abc.ABC):
         return _scan(step, state, batches)
 
     def _update_critic(self, state: AgentState, base: Params, batches: ChunkBatch) -> Updated:
-        shared = self.shares_encoder and jax.tree.leaves(state.critic["encoder"])
+        shared = self.perception.shares_encoder and jax.tree.leaves(state.critic["encoder"])
         if not (shared and self.imitates):
             return _scan(lambda s, b: self._critic_step(s, base, b), state, batches)
 
@@ -287,6 +308,40 @@ class Agent(Perception, abc.ABC):
             target={k: jax.tree.map(jnp.copy, critic[k]) for k in target},
         )
 
+    # -- base ------------------------------------------------------------------------------------------------
+
+    @property
+    def source(self) -> str:
+        """The file that the base is read from, on each side; empty where it travels with the parameters."""
+        return self.with_base.source
+
+    def new_base(self, rng: jax.Array) -> Params:
+        """The base of a run: of its `source`, else random. Raises ConfigError."""
+        return self.with_base.base(key_of(rng, "base"))
+
+    @functools.cached_property
+    def source_base(self) -> Params:
+        """The base of `source`, read once; empty without one. Raises ConfigError."""
+        return self.new_base(jax.random.key(0)) if self.source else {}
+
+    @functools.cached_property
+    def base_digest(self) -> str:
+        """The digest of the base that both sides read themselves; empty without one. Raises ConfigError."""
+        return digest_of(self.source_base)
+
+    def check_base(self, recorded: str) -> None:
+        """Raise ConfigError where `recorded`, the digest that a run's checkpoint has, is not that of our base."""
+        if recorded and recorded != self.base_digest:
+            raise ConfigError(
+                f"{self.source or 'no file'} has other weights (digest {self.base_digest or 'none'}) than this run's "
+                f"base (digest {recorded}). Give the file that the run began with",
+                parameter=self.with_base.source_setting,
+            )
+
+    def pretrained(self, state: AgentState) -> AgentState:
+        """A fresh state with the weights of `encoder.weights`, a run's start, in every backbone. Raises ConfigError."""
+        return self.perception.vision.pretrained(state)
+
     # -- acting ----------------------------------------------------------------------------------------------
 
     def published(self, state: AgentState, base: Params, *, pretrained: bool = False) -> Params:
@@ -339,7 +394,7 @@ class Agent(Perception, abc.ABC):
         *, explore: bool,
     ) -> tuple[jax.Array, Metrics]:  # fmt: skip
         base = params.get("base", {})
-        seen = self.vision.encode_images(base, observation)  # once for all encoders
+        seen = self.perception.vision.encode_images(base, observation)  # once for all encoders
         noise = self.acting_noise(params, key, observation, explore=explore, alone=alone)
         return self.act(params, base, seen, noise, committed, alone)
 

@@ -70,7 +70,7 @@ class Bc(Agent):
         if isinstance(self.net, Pi0Policy):
             whole = self.net.whole(policy[self.name], base)
             return whole, self.net.context(whole, observation)
-        return policy[self.name], self.policy_context(policy, {}, base, observation)
+        return policy[self.name], self.perception.policy_context(policy, {}, base, observation)
 
     def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
         return self.net.draws(key, batch)

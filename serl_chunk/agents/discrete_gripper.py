@@ -132,7 +132,7 @@ class LearnedGripper(ArmAndGripper):
         self.grasp_optimiser = adam(config.optimiser("critic"))
 
     def init(self, rng: jax.Array) -> AgentState:
-        critic, policy = self.net.init(key_of(rng, "gripper"), self.seen_example())
+        critic, policy = self.net.init(key_of(rng, "gripper"), self.perception.seen_example())
         grasp: dict[str, Params] = {}
         for name, copy, params in (("policy", "policy_average", policy), ("critic", "target", critic)):
             if name == "policy" or self.has_critic:

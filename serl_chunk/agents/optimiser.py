@@ -27,13 +27,19 @@ def adam(of: Optimiser) -> optax.GradientTransformation:
         scaled = lambda path, u: share * u if _is_encoders(path) else u  # noqa: E731
         return jax.tree_util.tree_map_with_path(scaled, updates)
 
-    return optax.chain(
+    chain = optax.chain(
         optax.clip_by_global_norm(of.grad_clip) if of.grad_clip else optax.identity(),
         optax.scale_by_adam(b2=of.b2),
         optax.add_decayed_weights(of.weight_decay) if of.weight_decay else optax.identity(),
         optax.scale_by_learning_rate(_rate(of)),
         optax.identity() if share == 1 else optax.stateless(encoders_own),
     )
+
+    def update(grads: Params, state: Any, params: Params | None = None) -> tuple[Params, Any]:
+        with jax.numpy_dtype_promotion("standard"):  # optax raises a float to the power of an integer count
+            return chain.update(grads, state, params)
+
+    return optax.GradientTransformation(chain.init, update)
 
 
 def _rate(of: Optimiser) -> optax.Schedule:

@@ -1,43 +1,27 @@
-"""What an agent sees: an encoder's contexts, a frozen backbone's features, and the base that holds it."""
+"""What an agent sees: an encoder's contexts, and a frozen backbone's features."""
 
 from __future__ import annotations
 
-import functools
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from serl_chunk.agents.spec import GRIPPER, AgentSpec, FeatureSpec
 from serl_chunk.agents.state import AgentState, Context, Observation, Params, key_of
-from serl_chunk.agents.vision import ObservationEmbedder, Vision, digest_of
+from serl_chunk.agents.vision import ObservationEmbedder, Vision
 from serl_chunk.config.agents.base import AgentConfig
 from serl_chunk.models.encoder import ObservationEncoder, random_shift
-from serl_chunk.types import FEATURE_PREFIX, IMAGE_PREFIX, PROMPT, PROMPT_MASK, STATE, ChunkBatch, ConfigError
-
-
-class HasBase(Protocol):
-    """What an agent's base belongs to."""
-
-    @property
-    def source(self) -> str: ...
-
-    @property
-    def source_setting(self) -> str: ...
-
-    def base(self, key: jax.Array) -> Params: ...
-
-    def random(self, key: jax.Array) -> Params: ...
+from serl_chunk.types import FEATURE_PREFIX, IMAGE_PREFIX, PROMPT, PROMPT_MASK, STATE, ChunkBatch
 
 
 class Perception:
-    """Base of an agent: its encoder, whose parameters each network has or shares, and its base."""
+    """The encoder of an agent, whose parameters each network has or shares."""
 
     def __init__(self, config: AgentConfig, spec: AgentSpec) -> None:
         self.config, self.spec = config, spec
         self.encoder: Any = ObservationEncoder(config.image_keys, config.use_state, config.encoder, config.language)
         self.vision = Vision(config, spec.cameras)
-        self.with_base: HasBase = self.vision
         self.caches_features = config.encoder.cache_features and self.vision.frozen
 
     @property
@@ -70,7 +54,7 @@ class Perception:
             return context
         return context._replace(features=jnp.concatenate([context.features, observation[GRIPPER]], axis=-1))
 
-    def seen(self, state: AgentState, base: Params, batch: ChunkBatch) -> ChunkBatch:
+    def shifted(self, state: AgentState, base: Params, batch: ChunkBatch) -> ChunkBatch:
         """`batch` with both observations shifted at random, each by its own offsets (DrQ), and the base's features."""
         both, pixels = [batch.observations, batch.next_observations], self.config.encoder.shift
         if self.config.image_keys and pixels:
@@ -78,38 +62,6 @@ class Perception:
             both = [random_shift(key, o, pixels) if o else o for key, o in zip(keys, both, strict=True)]
         now, later = (self.vision.encode_images(base, o) for o in both)
         return batch._replace(observations=now, next_observations=later)
-
-    @property
-    def source(self) -> str:
-        """The file that the base is read from, on each side; empty where it travels with the parameters."""
-        return self.with_base.source
-
-    def new_base(self, rng: jax.Array) -> Params:
-        """The base of a run: of its `source`, else random. Raises ConfigError."""
-        return self.with_base.base(key_of(rng, "base"))
-
-    @functools.cached_property
-    def source_base(self) -> Params:
-        """The base of `source`, read once; empty without one. Raises ConfigError."""
-        return self.new_base(jax.random.key(0)) if self.source else {}
-
-    @functools.cached_property
-    def base_digest(self) -> str:
-        """The digest of the base that both sides read themselves; empty without one. Raises ConfigError."""
-        return digest_of(self.source_base)
-
-    def check_base(self, recorded: str) -> None:
-        """Raise ConfigError where `recorded`, the digest that a run's checkpoint has, is not that of our base."""
-        if recorded and recorded != self.base_digest:
-            raise ConfigError(
-                f"{self.source or 'no file'} has other weights (digest {self.base_digest or 'none'}) than this run's "
-                f"base (digest {recorded}). Give the file that the run began with",
-                parameter=self.with_base.source_setting,
-            )
-
-    def pretrained(self, state: AgentState) -> AgentState:
-        """A fresh state with the weights of `encoder.weights`, a run's start, in every backbone. Raises ConfigError."""
-        return self.vision.pretrained(state)
 
     def seen_example(self) -> dict[str, jax.Array]:
         """A batch of one observation as networks read it, all zeros."""

@@ -88,7 +88,7 @@ class PublishedQc(ActorCritic):
         return self.bootstrapped(state, base, batch, draws, chunk)
 
     def critic_loss(self, critic: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise) -> Loss:
-        now = self.critic_context(critic, base, batch.observations)
+        now = self.perception.critic_context(critic, base, batch.observations)
         return self.regression(critic, now, batch, self.critic_target(state, base, batch, draws))
 
     def _apply_critic_gradient(self, state: AgentState, grads: Params) -> AgentState:
@@ -123,7 +123,7 @@ class PublishedAcfql(PublishedQc, FlowActor):
         if self.one_step is None:
             return super().sampled(policy, critic, base, observation, noise, committed)
         student = policy["onestep"]
-        context = self.policy_context(student, critic, base, observation)
+        context = self.perception.policy_context(student, critic, base, observation)
         return self.bounded(self.one_step.sample(student["net"], context, noise))
 
     def next_chunk(self, state: AgentState, base: Params, observations: Observation, noise: jax.Array) -> jax.Array:
@@ -148,7 +148,7 @@ class PublishedAcfql(PublishedQc, FlowActor):
         self, policy: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise, *, bc_only: bool
     ) -> Loss:
         """L_flow, or L_actor of distill-ddpg."""
-        context = self.policy_context(policy, state.critic, base, batch.observations)
+        context = self.perception.policy_context(policy, state.critic, base, batch.observations)
         x, velocity = interpolate(draws["x0"], draws["t"], batch.actions.reshape(len(batch.actions), -1))
         given = self.flow.given(batch, draws)  # nothing
         error = self.flow.velocity(policy["flow"], context, x, draws["t"], given) - velocity
@@ -158,7 +158,7 @@ class PublishedAcfql(PublishedQc, FlowActor):
             return Loss((imitation,), metrics)
         noise, student = draws["distill"][:, None], policy["onestep"]
         teacher = jax.lax.stop_gradient(self.bounded(self.flow.sample(policy["flow"], context, noise)))
-        seen = self.policy_context(student, state.critic, base, batch.observations)
+        seen = self.perception.policy_context(student, state.critic, base, batch.observations)
         chunk = self.one_step.sample(student["net"], seen, noise)
         metrics["actor/distill_loss"] = distance = mean_of((chunk - teacher) ** 2)
         terms = imitation, distance.times(self.config.alpha)
@@ -181,14 +181,14 @@ class PublishedAcrlpd(PublishedQc, GaussianActor):
         self.target_entropy = -config.target_entropy_multiplier * self.chunk_dim
 
     def next_chunk(self, state: AgentState, base: Params, observations: Observation, noise: jax.Array) -> jax.Array:
-        context = self.policy_context(state.policy, state.critic, base, observations)
+        context = self.perception.policy_context(state.policy, state.critic, base, observations)
         return self.critic.truncate_flatten(self.gaussian.sample(state.policy["net"], context, noise)[:, 0])
 
     def policy_loss(
         self, policy: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise, *, bc_only: bool
     ) -> Loss:
         """L_actor; densities are of whole chunks."""
-        context = self.policy_context(policy, state.critic, base, batch.observations)
+        context = self.perception.policy_context(policy, state.critic, base, batch.observations)
         pi = self.gaussian.distribution(policy["net"], context)
         taught = pi.log_prob(batch.actions.reshape(len(batch.actions), -1), EDGE)
         imitation = mean_of(-jnp.sum(taught, axis=-1))

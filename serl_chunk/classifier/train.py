@@ -193,7 +193,8 @@ def _update(
         return cross_entropy(logits, labels).mean()
 
     loss, gradient = jax.value_and_grad(loss_of)(params)
-    updates, state = optimiser.update(gradient, state)
+    with jax.numpy_dtype_promotion("standard"):  # optax raises a float to the power of an integer count
+        updates, state = optimiser.update(gradient, state)
     return optax.apply_updates(params, updates), state, loss
 
 

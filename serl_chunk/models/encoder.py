@@ -156,7 +156,8 @@ class LanguageEncoder(nn.Module):
         embedding = nn.initializers.normal(width**-0.5)
         table = self.param("tokens", embedding, (self.vocabulary, width))
         places = self.param("places", embedding, (tokens.shape[-1], width))
-        x = nn.relu(nn.Dense(width)(table[tokens] + places))
+        x = table[tokens]
+        x = nn.relu(nn.Dense(width)(x + jnp.broadcast_to(places, x.shape)))
         weight = given[..., None].astype(jnp.float32)
         mean = jnp.sum(x * weight, axis=-2) / jnp.maximum(jnp.sum(weight, axis=-2), 1.0)
         return jnp.tanh(nn.LayerNorm()(nn.Dense(width)(mean)))

@@ -96,7 +96,7 @@ def test_micro_batches_add_up_to_the_whole_batch(name, double, parts):
     draws = {"policy": agent.policy_draws(key, batch)}
     if agent.has_critic:
         draws["critic"] = agent.critic_draws(key, batch)
-    with jax.enable_x64(double):
+    with jax.enable_x64(double), jax.numpy_dtype_promotion("standard"):  # powers of the discount are float32
         if double:
             state, batch, draws = in_double((state, batch, draws))
         for micro_batches in parts:

@@ -45,4 +45,4 @@ def test_agents_learn_from_texts_and_act_by_them(variant):
     assert chunk(0) == chunk(2) != chunk(1)
     plain = made(variant, **VARIANTS[variant])
     assert ["language" in a.network_shape() for a in (plain, agent)] == [False, True]
-    assert [{PROMPT, PROMPT_MASK} <= set(a.seen_example()) for a in (plain, agent)] == [False, True]
+    assert [{PROMPT, PROMPT_MASK} <= set(a.perception.seen_example()) for a in (plain, agent)] == [False, True]

@@ -33,7 +33,7 @@ def looking(variant: str, encoder: EncoderConfig):
     """An agent with cached features, its first state, its base, and what computes the features."""
     agent = build(config_of(f"{variant}-image", encoder=encoder))
     base = agent.new_base(jax.random.key(1))
-    return agent, drawn(agent), base, agent.embedder(base)
+    return agent, drawn(agent), base, agent.perception.embedder(base)
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,7 @@ def test_features_do_not_depend_on_how_many_frames_there_are(acrlpd):
     whole = of_frames(embed, images)
     (spec,) = embed.features.values()
     assert spec.reads == (IMAGE,)
-    assert agent.cached_features() == embed.features
+    assert agent.perception.cached_features() == embed.features
     assert (whole.dtype, whole.shape[1:]) == (np.float16, spec.shape)
     for n in (1, 8, 9, 64, 80, len(images)):
         np.testing.assert_allclose(of_frames(embed, images[:n]), whole[:n], rtol=2e-3, atol=2e-3)
@@ -133,11 +133,11 @@ def test_there_is_nothing_to_keep_unless_asked_for(acrlpd):
         config_of("bc"),
     ):
         plain = build(config)
-        assert (plain.embedder(acrlpd[2]), plain.cached_features()) == (None, {})
+        assert (plain.perception.embedder(acrlpd[2]), plain.perception.cached_features()) == (None, {})
 
 
 def test_features_that_an_observation_brings_are_not_computed_again(acrlpd):
-    looks, base = acrlpd[0].vision, acrlpd[2]
+    looks, base = acrlpd[0].perception.vision, acrlpd[2]
     images = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 3), dtype=np.uint8)
     seen = looks.encode_images(base, {"state": jnp.zeros((3, 4)), IMAGE: images})
     assert set(seen) == {"state", FEATURE}
@@ -150,10 +150,10 @@ def test_features_that_an_observation_brings_are_not_computed_again(acrlpd):
 def test_resnet10s_features_are_those_of_an_update(monkeypatch):
     monkeypatch.setattr(vision, "make_backbone", make_backbone)
     agent = build(AcrlpdConfig(encoder=CACHED, image_keys=(CAMERA.name,)))
-    base = agent.vision.random(jax.random.key(0))
-    assert agent.vision.feature_shape(CameraSpec("large", 128, 100)) == (4, 4, 512)
+    base = agent.perception.vision.random(jax.random.key(0))
+    assert agent.perception.vision.feature_shape(CameraSpec("large", 128, 100)) == (4, 4, 512)
     images = make_batches(agent.spec).observations[IMAGE][0]
-    inside = jax.jit(jax.vmap(agent.vision.embed, in_axes=(None, 0)))(base, images[None])[0]
-    outside = of_frames(ObservationEmbedder(agent.vision, base), images)
+    inside = jax.jit(jax.vmap(agent.perception.vision.embed, in_axes=(None, 0)))(base, images[None])[0]
+    outside = of_frames(ObservationEmbedder(agent.perception.vision, base), images)
     np.testing.assert_allclose(outside, inside, rtol=2e-3, atol=2e-3)
     assert np.abs(outside).max() > 0.1

@@ -27,7 +27,8 @@ PLAIN = Optimiser(0.1, 0.1)
 def stepped(optimiser):
     params, state = PARAMS, optimiser.init(PARAMS)
     for g in GRADS:
-        updates, state = optimiser.update(g, state, params)
+        with jax.numpy_dtype_promotion("standard"):  # in optax
+            updates, state = optimiser.update(g, state, params)
         params = optax.apply_updates(params, updates)
     return params, state
 

@@ -83,8 +83,8 @@ def test_policies_have_no_encoder_of_their_own_and_read_the_acting_critics(varia
     travelling = flatten_dict(jax.eval_shape(agent.policy_params, shapes), sep="/")
     assert {k.split("/encoder/")[0] for k in travelling if "encoder" in k} == {"critic"}  # once
     marked, read = shapes.replace(**{name: {"encoder": name} for name in ("critic", "target")}), []
-    agent.encode = lambda encoder, base, observation: read.append(encoder) or Context(jnp.zeros(1))
-    agent.policy_context(shapes.policy, agent.choosing_params(marked), {}, {})
+    agent.perception.encode = lambda encoder, base, observation: read.append(encoder) or Context(jnp.zeros(1))
+    agent.perception.policy_context(shapes.policy, agent.choosing_params(marked), {}, {})
     assert read == [acting]
 
 

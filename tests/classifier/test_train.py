@@ -257,7 +257,8 @@ def test_area_counts_pairs_in_the_right_order_and_ties_half():
         ([0, 0, 0, 1, 1], [0.1, 0.6, 0.2, 0.9, 0.7], 1, (True, 0.9, 0.6, 3),
          {0.5: ("early", 1), 0.6: ("early", 1), 0.8: ("", 3), 0.9: ("", 3), 0.95: ("missed", None)}),
         # single frames do not end an episode where more in a row are wanted
-        ([0, 0, 0, 0], [0.9, 0.1, 0.9, 0.8], 2, (False, 0.8, 0.8, -1), {0.75: ("false success", 3), 0.8: ("false success", 3)}),
+        ([0, 0, 0, 0], [0.9, 0.1, 0.9, 0.8], 2, (False, 0.8, 0.8, -1),
+         {0.75: ("false success", 3), 0.8: ("false success", 3)}),
         # one that ended at its success needs no more frames than it has
         ([0, 0, 1], [0.1, 0.2, 0.9], 3, (True, 0.9, 0.0, 2), {}),
         ([0, 1, 1], [0.1, 0.2, 0.9], 3, (True, 0.2, 0.0, 1), {}),

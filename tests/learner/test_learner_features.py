@@ -120,7 +120,7 @@ def test_a_run_without_has_nothing_of_it(camera_demos, tmp_path):
     assert learners[0].replay.estimated_bytes != learners[1].replay.estimated_bytes
     for c, learner in zip((plain, CONFIG), learners, strict=True):  # known before there are networks
         assert check_replay_memory(c, robot_spec(c.robot), learner.agent) == learner.replay.estimated_bytes
-    inside = jax.jit(learners[0].agent.vision.embed)(learners[0].base, batches[0].observations["images/top"])
+    inside = jax.jit(learners[0].agent.perception.vision.embed)(learners[0].base, batches[0].observations["images/top"])
     np.testing.assert_allclose(batches[1].observations[FEATURES], inside, rtol=2e-3, atol=2e-3)
     for learner in learners:
         let_go(learner)

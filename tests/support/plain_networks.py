@@ -17,8 +17,8 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
 
 
 def _normed(x: np.ndarray, leaf: Any) -> np.ndarray:
-    centred = x - x.mean(-1, keepdims=True)
-    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6) * leaf["scale"] + leaf["bias"]
+    centred, scale, bias = x - x.mean(-1, keepdims=True), np.asarray(leaf["scale"]), np.asarray(leaf["bias"])
+    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6) * scale + bias
 
 
 def mlp(params: Any, *inputs: Any, norm: str = "none", activation: Any = lambda x: np.maximum(x, 0)) -> np.ndarray:

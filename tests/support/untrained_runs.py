@@ -21,7 +21,7 @@ def untrained_run(config: ExperimentConfig, folder: Path, step: int = 5) -> Path
     agent, preprocess = make_agent(config, spec), fit_preprocess(config, spec, [])
 
     def made(key: jax.Array) -> dict:
-        return agent.published(agent.init(key), agent.vision.random(key))
+        return agent.published(agent.init(key), agent.perception.vision.random(key))
 
     params = jax.jit(made)(jax.random.key(0))
     run = open_run(config, spec, str(folder))

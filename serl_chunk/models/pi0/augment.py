@@ -62,7 +62,7 @@ def _moved(image: jax.Array, place: jax.Array, angle: jax.Array) -> jax.Array:
     """Crop, resize and rotate float32[H, W, 3] in one bilinear step; what lies outside is black."""
     size = jnp.array(image.shape[:2], jnp.float32)
     crop = jnp.array([int(side * CROP) for side in image.shape[:2]], jnp.float32)
-    y, x = jnp.mgrid[: image.shape[0], : image.shape[1]] - (size[:, None, None] - 1) / 2
+    y, x = jnp.mgrid[: image.shape[0], : image.shape[1]].astype(jnp.float32) - (size[:, None, None] - 1) / 2
     cos, sin = jnp.cos(jnp.deg2rad(angle)), jnp.sin(jnp.deg2rad(angle))
     turned = jnp.stack([cos * y + sin * x, cos * x - sin * y])
     shift = place * (size - crop) / 2 + (size - 1) / 2

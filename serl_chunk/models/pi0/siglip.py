@@ -44,7 +44,10 @@ def _embedded(config: Pi0Config, leaf: Params, images: jax.Array) -> jax.Array:
     kernel, bias = (leaf[name].astype(jnp.float32) for name in ("kernel", "bias"))
     whole = images.astype(jnp.float32)[:, : rows * patch, : columns * patch]
     patches = whole.reshape(-1, rows, patch, columns, patch, 3).swapaxes(2, 3)
-    return patches.reshape(-1, rows, columns, patch * patch * 3) @ kernel.reshape(-1, kernel.shape[-1]) + bias
+    return (
+        patches.reshape(-1, rows, columns, patch * patch * 3) @ kernel.reshape(-1, kernel.shape[-1])
+        + bias[None, None, None]
+    )
 
 
 def _layer(x: jax.Array, layer: Params) -> tuple[jax.Array, None]:

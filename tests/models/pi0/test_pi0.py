@@ -196,7 +196,8 @@ def test_what_is_not_trained_stays_bit_for_bit(name):
     @jax.jit
     def update(trained: Any, opt: Any, base: Any) -> Any:
         value, gradient = jax.value_and_grad(loss)(trained, base)
-        updates, opt = optimiser.update(gradient, opt)
+        with jax.numpy_dtype_promotion("standard"):  # in optax
+            updates, opt = optimiser.update(gradient, opt)
         return optax.apply_updates(trained, updates), opt, value
 
     opt, losses = optimiser.init(trained), []
