@@ -21,8 +21,8 @@ CACHE = "JAX_COMPILATION_CACHE_DIR"
 CACHE_LEAST = "JAX_PERSISTENT_CACHE_MIN"
 TESTS = Path(__file__).parent
 LONG = ("", "agents", "learner", "system")  # folders whose files take longest
-# What JAX would do silently is an error, and there are two devices; also in the processes that tests start. Exceptions:
-# optax's powers of mixed types (agents/optimiser.py, classifier/train.py), double precision (agents/test_exact_sums.py).
+# What JAX would do silently is an error, and there are two devices; also in the processes that tests start. But for:
+# optax's powers of mixed types (agents/optimiser.py, classifier/train.py); doubles (agents/test_exact_sums.py).
 STRICT = {"jax_numpy_dtype_promotion": "strict", "jax_numpy_rank_promotion": "raise"}
 DEVICES = "--xla_force_host_platform_device_count"
 EXAMPLES = "SERL_CHUNK_TEST_EXAMPLES"  # the hypothesis profile: see tests/support/properties.py
