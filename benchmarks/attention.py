@@ -164,7 +164,7 @@ def plot(alarm: Alarm, runs: dict[str, list[Recorded]], found: dict[str, Any]) -
             for key, (signal, label, colour) in SIGNALS.items():
                 scores = [highest(signal, alarm, runs[name], failed=failed) for failed in (True, False)]
                 curve, of = roc(*scores), found[key][name]
-                ax.plot(curve.false_positives, curve.true_positives, color=colour, label=label)
+                ax.plot(*curve, color=colour, label=label)
                 ax.plot(of["false_alarm_rate"], of["recall"], "o", color=colour)
             percent_axis(ax, "failures with an alarm")
             ax.xaxis.set_major_formatter("{x:.0%}")

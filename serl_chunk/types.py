@@ -336,6 +336,14 @@ class Episode(NamedTuple):
     steps: StepBlock
     end: End
 
+    @property
+    def rewards(self) -> np.ndarray:
+        """float64[T] of the steps, the last one as `end.reward` corrects it."""
+        rewards = self.steps.reward.astype(np.float64)
+        if self.end.reward is not None:
+            rewards[-1] = self.end.reward
+        return rewards
+
 
 Record = Begin | StepBlock | End | Amend
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy.sparse
+import scipy.sparse.csgraph
 
 from serl_chunk.data.demos import content_digest
 from serl_chunk.data.formats.hil_serl import Transitions, load_transitions
@@ -57,10 +59,8 @@ class Labelled(NamedTuple):
 
     def count(self, positive: bool) -> int:
         """Count the frames of success, or those of other classes."""
-        labels = np.concatenate([e.labels for e in self.episodes]) if self.episodes else np.empty(0)
-        return int(
-            ((labels == self.success_class) if positive else (labels != self.success_class) & (labels >= 0)).sum()
-        )
+        labels = np.concatenate([np.empty(0), *(e.labels for e in self.episodes)])
+        return int(((labels == self.success_class) == positive)[labels != IGNORED].sum())
 
 
 class FrameLabels(NamedTuple):
@@ -133,6 +133,7 @@ def read_source(
         DataError: no episode has frames of all cameras, or the labels name an unknown episode.
     """
     labels = read_frame_labels(source.path)
+    named = labels.classes if labels else CLASSES
     keys = source.keys()
     if labels is not None and (unknown := sorted(set(labels.episodes) - set(keys))):
         raise DataError(f"{labels_file(source.path)}: no episode {unknown[0]!r}. `serl-chunk data inspect` lists them")
@@ -146,14 +147,14 @@ def read_source(
             continue
         known.add(digest)
         name = f"{source.path}: {key}"
-        if lacks := _camera_without_frames(episode, cameras):
-            lacking[name] = lacks, _cameras_with_frames(episode)
+        if (lacks := _lacking(episode, cameras)) is not None:
+            lacking[name] = lacks
             continue
         ticks, images = _frames(episode, cameras)
         given = None if labels is None else labels.of(key, ticks)
-        success = len(labels.classes if labels else CLASSES) - 1
         unjudged += given is None and episode.end.outcome is Outcome.UNKNOWN
-        classes = _by_outcome(episode.end.outcome, len(ticks), success, labelling) if given is None else given
+        success = len(named) - 1 if episode.end.outcome is Outcome.SUCCESS else None
+        classes = _by_outcome(success, len(ticks), labelling) if given is None else given
         # A correction of the outcome comes with one of the last reward.
         corrected = given is None and episode.end.reward is not None and episode.end.outcome_by == OPERATOR
         labelled = LabelledEpisode(name, images, classes, ticks, sum(labelling) if corrected else 0)
@@ -172,7 +173,7 @@ def read_source(
         out = [e for e in out if len(e.ticks)]
     if unjudged:
         notes.append(f"{source.path}: {plural(unjudged, 'episode')} of unknown outcome, read as failures")
-    return Labelled(out, labels.classes if labels else CLASSES, notes)
+    return Labelled(out, named, notes)
 
 
 def _looked_at(labelled: LabelledEpisode, episode: Episode, condition: Condition) -> LabelledEpisode:
@@ -183,30 +184,24 @@ def _looked_at(labelled: LabelledEpisode, episode: Episode, condition: Condition
     return labelled._replace(images=images, labels=labelled.labels[rows], ticks=labelled.ticks[rows])
 
 
-def _by_outcome(outcome: Outcome, frames: int, success: int, labelling: Labelling) -> np.ndarray:
+def _by_outcome(success: int | None, frames: int, labelling: Labelling) -> np.ndarray:
+    """The classes of the frames of an episode that ended in class `success`, or in none."""
     out = np.zeros(frames, np.int8)
-    if outcome is Outcome.SUCCESS:
+    if success is not None:
         first = max(0, frames - labelling.positives)
         out[max(0, first - labelling.ignored) : first] = IGNORED
         out[first:] = success
     return out
 
 
-def _camera_without_frames(episode: Episode, cameras: Sequence[str]) -> str:
-    """The first camera that has frames neither of the steps nor, with all others, at the end; empty: there is none."""
-    if _all_at_the_end(episode, cameras):
-        return ""
-    return next((c for c in cameras if IMAGE_PREFIX + c not in episode.steps.sparse), "")
-
-
-def _cameras_with_frames(episode: Episode) -> list[str]:
-    names = {*episode.steps.sparse, *(episode.end.final_observation or {})}
-    return sorted(name.removeprefix(IMAGE_PREFIX) for name in names if name.startswith(IMAGE_PREFIX))
-
-
-def _all_at_the_end(episode: Episode, cameras: Sequence[str]) -> bool:
+def _lacking(episode: Episode, cameras: Sequence[str]) -> tuple[str, list[str]] | None:
+    """A camera that has frames neither of the steps nor, with all others, at the end, and those that have; or None."""
     final = episode.end.final_observation or {}
-    return all(IMAGE_PREFIX + c in final for c in cameras)
+    lacks = next((c for c in cameras if IMAGE_PREFIX + c not in episode.steps.sparse), None)
+    if lacks is None or all(IMAGE_PREFIX + c in final for c in cameras):
+        return None
+    names = {*episode.steps.sparse, *final}
+    return lacks, sorted(name.removeprefix(IMAGE_PREFIX) for name in names if name.startswith(IMAGE_PREFIX))
 
 
 def _frames(episode: Episode, cameras: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -215,7 +210,7 @@ def _frames(episode: Episode, cameras: Sequence[str]) -> tuple[np.ndarray, dict[
     Cameras that the classifier alone looked at have a frame at the end.
     """
     steps, final = episode.steps, episode.end.final_observation or {}
-    ticks, whole = np.arange(steps.n, dtype=np.int32), _all_at_the_end(episode, cameras)
+    ticks, whole = np.arange(steps.n, dtype=np.int32), all(IMAGE_PREFIX + c in final for c in cameras)
     rows = {c: steps.sparse.get(IMAGE_PREFIX + c) for c in cameras}
     for of in rows.values():
         ticks = np.intersect1d(ticks, () if of is None else of.index)
@@ -250,8 +245,7 @@ def read_classifier_data(path: Path, cameras: Sequence[str], *, bgr: bool = Fals
     parts = [(file, label, load_transitions(file)) for file, label in _labelled_pickles(path)]
     names = {camera.replace("/", "_"): camera for camera in parts[0][2].cameras}
     for file, _, t in parts:
-        lacking = [c for c in cameras if names.get(c) not in t.cameras]
-        if lacking:
+        if lacking := [c for c in cameras if names.get(c) not in t.cameras]:
             has = ", ".join(names) or "none"
             raise DataError(f"{file} has no frames of camera {lacking[0]!r}; it has: {has}")
     labels = np.concatenate([np.full(len(t.done), label, np.int8) for _, label, t in parts])
@@ -271,22 +265,13 @@ def _linked(parts: Sequence[Transitions]) -> list[np.ndarray]:
     begins: dict[bytes, list[int]] = {}
     for i, row in enumerate(state):
         begins.setdefault(row.tobytes(), []).append(i)
-    leaders = list(range(len(done)))
-
-    def leader(i: int) -> int:
-        while leaders[i] != i:
-            leaders[i] = i = leaders[leaders[i]]
-        return i
-
-    follows: dict[int, list[int]] = {}
-    for i in np.flatnonzero(~done).tolist():
-        for k in begins.get(after[i].tobytes(), ()):
-            if k != i:
-                follows.setdefault(i, []).append(k)
-                leaders[leader(k)] = leader(i)
+    follows = {i: [k for k in begins.get(after[i].tobytes(), ()) if k != i] for i in np.flatnonzero(~done).tolist()}
+    pairs = np.array([(i, k) for i, following in follows.items() for k in following], int).reshape(-1, 2).T
+    links = scipy.sparse.coo_array((np.ones(pairs.shape[1], bool), tuple(pairs)), (len(done), len(done)))
+    of_row = scipy.sparse.csgraph.connected_components(links, directed=False)[1]
     groups: dict[int, list[int]] = {}
-    for i in range(len(done)):
-        groups.setdefault(leader(i), []).append(i)
+    for i, group in enumerate(of_row.tolist()):
+        groups.setdefault(group, []).append(i)
     return [np.array(_in_order(rows, follows)) for rows in groups.values()]
 
 
@@ -313,15 +298,10 @@ def joined(sets: Iterable[Labelled]) -> Labelled:
         raise DataError(f"the data sets have different classes: {shown}. Use one order and one set of names in all")
     classes = named.pop()
     if len(classes) > 2 and any(s.classes != classes for s in sets):
-        sets = [s._replace(episodes=[_with_success(e, len(classes) - 1, s) for e in s.episodes]) for s in sets]
+        # In those of failure and success alone, success is the last class of all.
+        last = {s.classes: np.array([*range(len(s.classes) - 1), len(classes) - 1, IGNORED], np.int8) for s in sets}
+        sets = [s._replace(episodes=[e._replace(labels=last[s.classes][e.labels]) for e in s.episodes]) for s in sets]
     return Labelled([e for s in sets for e in s.episodes], classes, [note for s in sets for note in s.notes])
-
-
-def _with_success(episode: LabelledEpisode, success: int, of: Labelled) -> LabelledEpisode:
-    """An episode of failure and success alone, among several classes of which the last is the success."""
-    if len(of.classes) > len(CLASSES):
-        return episode
-    return episode._replace(labels=np.where(episode.labels == 1, success, episode.labels).astype(np.int8))
 
 
 def camera_specs(episodes: Sequence[LabelledEpisode], cameras: Sequence[str]) -> tuple[CameraSpec, ...]:

@@ -24,30 +24,18 @@ _RETRAIN = "Train it with `serl-chunk classifier train`, or copy the whole folde
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """A classifier without its parameters.
+    """A classifier without its parameters."""
 
-    Args:
-        cameras: whose frames it looks at, with their sizes, in the order of the network.
-        classes: names of two or more classes; the last one is the success.
-        threshold: probability of success from which a frame counts.
-        frames: so many counting frames in a row are a success.
-        encoder: of the network.
-        positives, negatives: frames of success, and others, that it was trained on.
-        validation: figures on the episodes that it was not trained on (`metrics.Evaluation.to_json`).
-        data: where the episodes came from, as shown to the user.
-        digest: sixteen hex digits of the bytes of `weights.npz`; empty before it is written.
-    """
-
-    cameras: tuple[CameraSpec, ...]
-    classes: tuple[str, ...]
-    threshold: float
-    frames: int
+    cameras: tuple[CameraSpec, ...]  # whose frames it looks at, with their sizes, in the order of the network
+    classes: tuple[str, ...]  # two or more; the last one is the success
+    threshold: float  # probability of success from which a frame counts
+    frames: int  # so many counting frames in a row are a success
     encoder: EncoderConfig
-    positives: int = 0
-    negatives: int = 0
-    validation: dict[str, Any] = dataclasses.field(default_factory=dict)
-    data: tuple[str, ...] = ()
-    digest: str = ""
+    positives: int = 0  # frames of success that it was trained on
+    negatives: int = 0  # others
+    validation: dict[str, Any] = dataclasses.field(default_factory=dict)  # on held-out episodes: `Evaluation.to_json`
+    data: tuple[str, ...] = ()  # where the episodes came from, as shown to the user
+    digest: str = ""  # sixteen hex digits of the bytes of `weights.npz`; empty before it is written
 
     def to_json(self) -> dict[str, Any]:
         return {"format": FORMAT, **dataclasses.asdict(self)}

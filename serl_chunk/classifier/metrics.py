@@ -8,35 +8,32 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.special import expit, logit
 
 from serl_chunk.classifier.dataset import IGNORED, LabelledEpisode
 
 _LEAST = 1e-12  # distance of a threshold from 0 and 1
 
 
-class Roc(NamedTuple):
-    """Share of negatives and of positives at or above each threshold, from (0, 0) to (1, 1): float64[K] each."""
+def roc(positives: np.ndarray, negatives: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the curve of two sets of scores, of which neither is empty; equal scores share a point.
 
-    false_positives: np.ndarray
-    true_positives: np.ndarray
-
-
-def roc(positives: np.ndarray, negatives: np.ndarray) -> Roc:
-    """Return the curve of two sets of scores, of which neither is empty; equal scores share a point."""
+    It is the share of negatives and of positives at or above each threshold, from (0, 0) to (1, 1): float64[K] each.
+    """
     thresholds = np.unique(np.concatenate([positives, negatives]))[::-1]
-    shares = [
+    false, true = (
         np.searchsorted(np.sort(-np.asarray(scores)), -thresholds, side="right") / len(scores)
         for scores in (negatives, positives)
-    ]
-    return Roc(*(np.concatenate([[0.0], share]) for share in shares))
+    )
+    return np.append(0.0, false), np.append(0.0, true)
 
 
 def auc(positives: np.ndarray, negatives: np.ndarray) -> float:
     """Return the area under the curve: how often a positive scores above a negative, ties half; NaN without one."""
     if not len(positives) or not len(negatives):
         return math.nan
-    curve = roc(positives, negatives)
-    return float(np.trapezoid(curve.true_positives, curve.false_positives))
+    false, true = roc(positives, negatives)
+    return float(np.trapezoid(true, false))
 
 
 def in_a_row(probability: np.ndarray, frames: int) -> np.ndarray:
@@ -52,26 +49,15 @@ def in_a_row(probability: np.ndarray, frames: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class EpisodeScore:
-    """The highest thresholds at which the classifier still ends an episode.
-
-    Args:
-        name: of the episode.
-        success: whether it has a frame of success.
-        score: of a success, the highest threshold reached from its first frame of success on; of a failure, anywhere.
-        false_score: the highest that is reached on a frame of another class, in a success before its first frame of
-            success; NaN where there is none.
-        first: tick of the first frame of success, -1 without one.
-        ticks: int32[N], of the frames.
-        reached: float64[N], of each frame.
-    """
+    """The highest thresholds at which the classifier still ends an episode."""
 
     name: str
-    success: bool
-    score: float
-    false_score: float
-    first: int
-    ticks: np.ndarray
-    reached: np.ndarray
+    success: bool  # whether the episode has a frame of success
+    score: float  # of a success, the highest reached from its first frame of success on; of a failure, anywhere
+    false_score: float  # the highest reached on a frame of another class, of a success before its first one; NaN: none
+    first: int  # tick of the first frame of success, -1 without one
+    ticks: np.ndarray  # int32[N], of the frames
+    reached: np.ndarray  # float64[N], of each frame
 
     @classmethod
     def of(cls, episode: LabelledEpisode, probability: np.ndarray, frames: int, success_class: int) -> EpisodeScore:
@@ -113,13 +99,8 @@ def threshold_for(scores: Sequence[EpisodeScore], false_positives: float) -> flo
     allowed = math.floor(false_positives * len(wrong))
     below = float(wrong[allowed]) if allowed < len(wrong) else 0.0
     above = min((s.score for s in scores if s.success and s.score > below), default=1.0)
-    middle = 1 / (1 + math.exp(-(_log_odds(below) + _log_odds(above)) / 2))
+    middle = float(expit(logit(np.clip([below, above], _LEAST, 1 - _LEAST)).mean()))
     return min(max(middle, math.nextafter(below, 1)), 1 - _LEAST)
-
-
-def _log_odds(probability: float) -> float:
-    p = min(max(probability, _LEAST), 1 - _LEAST)
-    return math.log(p / (1 - p))
 
 
 class Evaluation(NamedTuple):

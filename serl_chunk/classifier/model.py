@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
+from scipy.special import softmax
 
 from serl_chunk.classifier.files import Description
 from serl_chunk.config.agents.encoder import EncoderConfig, resnet10_leaves
@@ -90,8 +91,7 @@ def probabilities(logits: np.ndarray) -> np.ndarray:
     logits = np.asarray(logits, np.float64)
     if logits.shape[-1] == 1:
         logits = np.concatenate([np.zeros_like(logits), logits], axis=-1)
-    odds = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return odds / odds.sum(axis=-1, keepdims=True)
+    return softmax(logits, axis=-1)
 
 
 class Predictor:

@@ -70,9 +70,8 @@ def roc_png(found: Evaluation) -> bytes:
         ax: Axes = figure.add_subplot()
         for label, positives, negatives, colour, style in curves:
             if len(positives) and len(negatives):
-                curve = roc(positives, negatives)
                 shown = f"{label}, area {auc(positives, negatives):.4f}"
-                ax.plot(curve.false_positives, curve.true_positives, style, color=colour, label=shown)
+                ax.plot(*roc(positives, negatives), style, color=colour, label=shown)
         if found.successes.size and found.failures.size:
             at = [np.mean(scores >= found.threshold) for scores in (found.failures, found.successes)]
             ax.plot(*at, "o", color=BLUE, label=f"threshold {found.threshold:.3f}")

@@ -36,28 +36,17 @@ Progress = Callable[[int, int, str], None]  # done, total, note
 
 @dataclasses.dataclass(frozen=True)
 class TrainingOptions:
-    """Settings of the training; ConfigError for a value that cannot work.
+    """Settings of the training; ConfigError for a value that cannot work."""
 
-    Args:
-        steps: at most so many updates.
-        batch_size: frames of an update, the same number of each class.
-        learning_rate: Adam's, HIL-SERL's.
-        shift: augmentation, pixels by which all cameras of a frame are shifted alike; HIL-SERL's 4.
-        brightness, colour: augmentation, largest relative change of a frame, and of each channel.
-        evaluate_every: updates between two looks at the held-out episodes.
-        patience: looks without a better loss after which training ends; the best parameters are kept.
-        seed: of the parameters, the batches and the augmentation.
-    """
-
-    steps: int = 2000
-    batch_size: int = 64
-    learning_rate: float = 1e-4
-    shift: int = 4
-    brightness: float = 0.25
-    colour: float = 0.1
-    evaluate_every: int = 100
-    patience: int = 8
-    seed: int = 42
+    steps: int = 2000  # at most so many updates
+    batch_size: int = 64  # frames of an update, the same number of each class
+    learning_rate: float = 1e-4  # Adam's, HIL-SERL's
+    shift: int = 4  # augmentation, pixels by which all cameras of a frame are shifted alike; HIL-SERL's
+    brightness: float = 0.25  # augmentation, largest relative change of a frame
+    colour: float = 0.1  # and of each channel
+    evaluate_every: int = 100  # updates between two looks at the held-out episodes
+    patience: int = 8  # looks without a better loss after which training ends; the best parameters are kept
+    seed: int = 42  # of the parameters, the batches and the augmentation
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "evaluate_every", "patience"):
@@ -94,13 +83,6 @@ def augment(key: jax.Array, images: dict[str, jax.Array], options: TrainingOptio
         colour = jax.random.uniform(k_colour, (batch, 1, 1, 3), minval=-options.colour, maxval=options.colour)
         out[name] = jnp.clip(image.astype(jnp.float32) * (1 + light) * (1 + colour), 0.0, 255.0)
     return out
-
-
-def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Return the loss float32[B] of logits [B, 1] of two classes, or [B, N] of more."""
-    if logits.shape[-1] == 1:
-        return optax.sigmoid_binary_cross_entropy(logits[:, 0], labels.astype(jnp.float32))
-    return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
 
 
 class BalancedBatches:
@@ -190,7 +172,9 @@ def _update(
 
     def loss_of(params: Any) -> jax.Array:
         logits: Any = net.apply({"params": params}, seen, train=True, rngs={"dropout": k_dropout})
-        return cross_entropy(logits, labels).mean()
+        if logits.shape[-1] == 1:  # of two classes
+            return optax.sigmoid_binary_cross_entropy(logits[:, 0], labels.astype(jnp.float32)).mean()
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
     loss, gradient = jax.value_and_grad(loss_of)(params)
     with jax.numpy_dtype_promotion("standard"):  # optax raises a float to the power of an integer count

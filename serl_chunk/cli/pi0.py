@@ -164,12 +164,12 @@ def run_export(flags: argparse.Namespace, rest: Sequence[str]) -> int:
     base = params.get("base", {}).get("pi0", {})
     stats, file = None, Path(config.normaliser.norm_stats)
     if config.normaliser.actions == "openpi":
-        if fit_preprocess(config, spec, []).fields()["normaliser_digest"] != stored.meta["normaliser_digest"]:
+        if fit_preprocess(config, spec, []).digest() != stored.meta["normaliser_digest"]:
             raise ConfigError(
                 f"{file} has other statistics than step {stored.step} was trained with. Give the run's",
                 parameter="normaliser.norm_stats",
             )
-        vectors = read_norm_stats(file)
+        vectors, _ = read_norm_stats(file)
         asset = flags.asset_id or file.absolute().parent.name
         stats = {asset: {name: _plain(vector) for name, vector in vectors.items()}}
     export(flags.folder, model, params["policy"]["pi0"], base, stats)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -57,19 +58,15 @@ def _listing(flags: argparse.Namespace, options: ReadOptions, source: Source) ->
 
 
 def _serve(source: Source, listing: Source | None, port: int) -> int:
-    from serl_chunk.viewer.server import Server, Viewer
+    from serl_chunk.viewer.server import Viewer
 
-    viewer = Viewer(source, listing)
-    try:
-        with Server(viewer, port) as server:
-            viewer.catalogue.start()
-            print(f"{server.url}\nopen this address on this machine; Ctrl-C ends the viewer", flush=True)
-            try:
-                server.serve_forever(poll_interval=0.2)
-            except KeyboardInterrupt:
-                print("viewer ended")
-    finally:
-        viewer.close()
+    with contextlib.closing(Viewer(source, listing, port)) as viewer:
+        viewer.catalogue.start()
+        print(f"{viewer.url}\nopen this address on this machine; Ctrl-C ends the viewer", flush=True)
+        try:
+            viewer.serve_forever(poll_interval=0.2)
+        except KeyboardInterrupt:
+            print("viewer ended")
     return 0
 
 

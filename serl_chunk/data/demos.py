@@ -24,7 +24,7 @@ from serl_chunk.data.source import (
     sorted_files,
     take_fraction,
 )
-from serl_chunk.data.validate import cameras_of
+from serl_chunk.data.validate import cameras_of, first_true
 from serl_chunk.io import os_reason
 from serl_chunk.types import IMAGE_PREFIX, STATE, STEP_COLUMNS, ConfigError, DataError, End, Episode, Outcome, RobotSpec
 
@@ -97,7 +97,10 @@ def load_demos(
         text = f"every episode of {', '.join(map(str, found))} is discarded by {FILE}. Keep some, or give others"
         raise NoDemosFoundError(text, parameter="demo_path")
     if wanted:
-        wanted = take_fraction(wanted, options.proportion, _lengths(sources))
+        each = [source.lengths() if hasattr(source, "lengths") else None for source in sources]
+        # Where one must read the episodes to count their steps, episodes are counted.
+        lengths = None if None in each else [n for of_source in each for n in of_source or ()]
+        wanted = take_fraction(wanted, options.proportion, lengths)
     loaded = DemoSet([], [], 0, 0, "", tuple(dict.fromkeys(note for source in sources for note in source.notes())))
     digests: set[str] = set()  # copies' too, so that the order of the paths does not matter
     seen: set[tuple[str, str]] = set()  # of these, with the text
@@ -131,7 +134,10 @@ def load_demos(
         if getattr(source, "rewards_mark_success", True):
             episode, after = end_at_first_success(whole)
         if episode.begin.episode_id in ids:  # stores distinguish episodes by id alone
-            episode = _renamed(episode, f"{episode.begin.episode_id}-{digest[:12]}")
+            begin, steps, end = episode
+            new = f"{begin.episode_id}-{digest[:12]}"
+            steps = dataclasses.replace(steps, episode_id=new)
+            episode = Episode(begin._replace(episode_id=new), steps, end._replace(episode_id=new))
         ids.add(episode.begin.episode_id)
         dropped += after
         loaded.episodes.append(episode)
@@ -144,12 +150,6 @@ def load_demos(
 
 def _labels_of(source: Source) -> Mapping[str, Label]:
     return getattr(source, "labels", {})
-
-
-def _lengths(sources: Sequence[Source]) -> list[int] | None:
-    """Steps of every episode of `sources`; None where one must read them to count: then episodes are counted."""
-    each = [source.lengths() if hasattr(source, "lengths") else None for source in sources]
-    return None if None in each else [n for lengths in each for n in lengths or ()]
 
 
 def check_rate(source: Source, spec: RobotSpec) -> None:
@@ -205,7 +205,7 @@ def numbers_digest(episode: Episode) -> str:
     """Return 64 hex digits of states, actions, rewards and outcome, which every format keeps to the bit."""
     _, steps, end = episode
     digest = hashlib.sha256(repr((end.terminated, end.outcome.value)).encode())
-    for column in (steps.observation[STATE], steps.action, _rewards(episode)):
+    for column in (steps.observation[STATE], steps.action, episode.rewards):
         digest.update(repr(column.shape).encode() + np.ascontiguousarray(column, np.float32).tobytes())
     return digest.hexdigest()
 
@@ -215,25 +215,13 @@ def short_digest(episode: Episode) -> bytes:
     return bytes.fromhex(numbers_digest(episode))[:8]
 
 
-def _rewards(episode: Episode) -> np.ndarray:
-    """float32[T], the last one as `End.reward` corrects it."""
-    _, steps, end = episode
-    return steps.reward if end.reward is None else np.append(steps.reward[:-1], np.float32(end.reward))
-
-
 def _is_copy(a: Episode, b: Episode) -> bool:
-    """Whether two episodes with the same numbers are one: they look alike, and no text makes them different tasks."""
-    texts = {a.begin.task, b.begin.task} - {""}  # some formats have none
-    return len(texts) < 2 and _look_alike(a, b)
-
-
-def _look_alike(a: Episode, b: Episode) -> bool:
-    """Whether the images of two episodes with the same numbers are the same but for their encoding.
+    """Whether two episodes with the same numbers are one: no text makes them different tasks, and they look alike.
 
     JPEG and video change pixels, and hardly the means of blocks, which are compared on a few of the common ticks.
     """
     cameras, others = cameras_of(a), cameras_of(b)
-    if set(cameras) != set(others):
+    if len({a.begin.task, b.begin.task} - {""}) > 1 or set(cameras) != set(others):  # some formats have no text
         return False
     for name, rows in cameras.items():
         other = others[name]
@@ -271,20 +259,17 @@ def end_at_first_success(episode: Episode) -> tuple[Episode, int]:
     The observation after that step becomes the final one, with the frames that were recorded at that tick.
     """
     begin, steps, end = episode
-    at = np.flatnonzero(_rewards(episode) >= SUCCESS_REWARD)
-    if not len(at):
+    if (first := first_true(episode.rewards >= SUCCESS_REWARD)) is None:
         return episode, 0
-    first, n = int(at[0]), steps.n
-    by = end.outcome_by if end.outcome is Outcome.SUCCESS else "reward"
-    if first == n - 1:
+    dropped, by = steps.n - 1 - first, end.outcome_by if end.outcome is Outcome.SUCCESS else "reward"
+    if not dropped:
         # Where the actor died right at the success, the last observation stands in for the one that was not recorded:
         # no target looks past a termination, and an unfinished episode would lose its only reward.
-        final = end.final_observation or observation_at(steps, n - 1)
+        final = end.final_observation or observation_at(steps, first)
         end = end._replace(final_observation=final, terminated=True, truncated=False)
         return Episode(begin, steps, end._replace(outcome=Outcome.SUCCESS, outcome_by=by)), 0
-    final = observation_at(steps, first + 1)
-    kept = steps.slice(0, first + 1)
-    return Episode(begin, kept, End(end.episode_id, kept.n, final, True, False, Outcome.SUCCESS, by)), n - kept.n
+    final, kept = observation_at(steps, first + 1), steps.slice(0, first + 1)
+    return Episode(begin, kept, End(end.episode_id, kept.n, final, True, False, Outcome.SUCCESS, by)), dropped
 
 
 def _expand(text: str, format: str | None, more: Sequence[Format], scored: bool) -> list[Path]:
@@ -314,9 +299,3 @@ def _is_data_set(folder: Path, format: str | None, more: Sequence[Format]) -> bo
     """Whether a pattern that matches `folder` means the folder itself, and not the files below it."""
     found = matching(folder, more)
     return found is not None and found.name != _HDF5 and format in (None, found.name)
-
-
-def _renamed(episode: Episode, episode_id: str) -> Episode:
-    begin, steps, end = episode
-    steps = dataclasses.replace(steps, episode_id=episode_id)
-    return Episode(begin._replace(episode_id=episode_id), steps, end._replace(episode_id=episode_id))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -15,15 +15,10 @@ from serl_chunk.io import atomic_path, os_reason
 from serl_chunk.types import DataError
 
 
-class Converted(NamedTuple):
-    """The backbone's weights by path, float32, and the names in the file that no backbone has (a classifier's)."""
+def read_resnet10(path: Path) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Read the weights in HIL-SERL's `resnet10_params.pkl` by path, float32; nothing in the file is run.
 
-    weights: dict[str, np.ndarray]
-    left_out: list[str]
-
-
-def read_resnet10(path: Path) -> Converted:
-    """Read the weights in HIL-SERL's `resnet10_params.pkl`; nothing in the file is run.
+    Also returns the names in the file that no backbone has (a classifier's).
 
     Raises DataError: the file cannot be read or holds more than arrays, or a weight is missing or of another shape.
     """
@@ -44,7 +39,7 @@ def read_resnet10(path: Path) -> Converted:
         if not np.isfinite(value).all():
             raise DataError(f"{path}: {theirs!r} is not finite. Copy the file again")
         weights[name] = np.ascontiguousarray(value, np.float32)
-    return Converted(weights, sorted(found[name][0] for name in set(found) - set(weights)))
+    return weights, sorted(found[name][0] for name in set(found) - set(weights))
 
 
 def write_weights(path: Path, weights: Mapping[str, np.ndarray]) -> None:

@@ -21,15 +21,15 @@ Shape = tuple[int, int, int]
 _JPEG, _JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
 
 
-class Frames(ABC):
+class LazyImages(ABC):
     """Images uint8[N, H, W, 3], RGB, of one camera, decoded on each access.
 
-    An integer index gives the image uint8[H, W, 3]; a slice, a mask or an array of integers gives the Frames of these;
-    `np.asarray` decodes all. Subclasses hold paths and never open files, so that a process can send them to another.
+    An integer index gives the image uint8[H, W, 3]; a slice, a mask or an array of integers gives the images of these;
+    `np.asarray` decodes all.
 
     Args:
-        shape: [H, W, 3] of every frame.
-        at: position of each frame, in the subclass's own numbering.
+        shape: [H, W, 3] of every image.
+        at: position of each image, in the subclass's own numbering.
     """
 
     dtype = np.dtype(np.uint8)
@@ -42,14 +42,6 @@ class Frames(ABC):
     @abstractmethod
     def decode(self, at: int) -> np.ndarray:
         """Decode the image uint8[H, W, 3] at position `at`. Raises DataError with the file and the position."""
-
-    def encoded_at(self, at: int) -> bytes | None:
-        """Return the stored file of that image if it is a JPEG or PNG of RGB. Raises DataError."""
-        return None
-
-    def encoded(self, i: int) -> bytes | None:
-        """Return the stored file of frame `i`, or None. Converters copy it instead of encoding."""
-        return self.encoded_at(int(self._at[i]))
 
     def __len__(self) -> int:
         return len(self._at)
@@ -74,6 +66,18 @@ class Frames(ABC):
         for i in range(len(self)):
             out[i] = self[i]
         return out
+
+
+class Frames(LazyImages):
+    """Images in files. Subclasses hold paths and never open files, so that a process can send them to another."""
+
+    def encoded_at(self, at: int) -> bytes | None:
+        """Return the stored file of the image at that position if it is a JPEG or PNG of RGB. Raises DataError."""
+        return None
+
+    def encoded(self, i: int) -> bytes | None:
+        """Return the stored file of frame `i`, or None. Converters copy it instead of encoding."""
+        return self.encoded_at(int(self._at[i]))
 
 
 class SingleFrame:
@@ -125,6 +129,15 @@ def decode_image(data: bytes, where: str, shape: Sequence[int] | None = None) ->
     """
     with _opened(data, where, shape) as image:
         return np.asarray(image.convert("RGB"))
+
+
+def encode_image(image: np.ndarray, format: str, **options: Any) -> bytes:
+    """Encode uint8[H, W, 3] as a file of Pillow's `format`, with its options."""
+    from PIL import Image  # slow to import
+
+    out = io.BytesIO()
+    Image.fromarray(image).save(out, format, **options)
+    return out.getvalue()
 
 
 def image_size(data: bytes, where: str) -> tuple[int, int]:
@@ -206,6 +219,30 @@ class OpenFiles:
         self._files, self._lock = OrderedDict(), threading.Lock()
 
 
+class RecentlyUsed:
+    """Values that were used last, up to `limit` bytes of them, one at least. Thread-safe; makes one at a time."""
+
+    def __init__(self, limit: int, size: Callable[[Any], int]) -> None:
+        self._limit, self._size_of, self._size = limit, size, 0
+        self._values: OrderedDict[Any, Any] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Any, make: Callable[[], Any]) -> Any:
+        """Return the value of `key`, made where it is not held."""
+        with self._lock:
+            if key not in self._values:
+                self._values[key] = make()
+                self._size += self._size_of(self._values[key])
+            self._values.move_to_end(key)
+            while self._size > self._limit and len(self._values) > 1:
+                self._size -= self._size_of(self._values.popitem(last=False)[1])
+            return self._values[key]
+
+    def start_over(self) -> None:
+        """Take a new lock, in a child of fork: the parent's may be held by a thread that is not there."""
+        self._lock = threading.Lock()
+
+
 def observation_at(steps: StepBlock, i: int) -> Observation:
     """As `steps.observation_at(i)`, but images that are `Frames` stay encoded."""
     out: dict[str, Any] = {k: v[i] for k, v in steps.observation.items()}
@@ -232,21 +269,16 @@ def with_repeated_frames(steps: StepBlock, end: End) -> tuple[StepBlock, End]:
             sparse.setdefault(key, rows)
             continue
         key = IMAGE_PREFIX + key.removeprefix(REPEAT_PREFIX)
-        if key in steps.sparse:
-            sparse[key] = _filled_in(steps.sparse[key], rows)
+        if (frames := steps.sparse.get(key)) is not None:  # on their own ticks, and on those that repeat one of these
+            at = np.minimum(np.searchsorted(frames.index, rows.values), len(frames.index) - 1)
+            known = (frames.index[at] == rows.values) & ~np.isin(rows.index, frames.index)
+            index = np.concatenate([frames.index, rows.index[known]])
+            order = np.argsort(index)
+            which = np.concatenate([np.arange(len(frames.index)), at[known]])
+            sparse[key] = SparseRows(index[order].astype(np.int32), frames.values[which[order]])
     final: dict[str, Any] | None = None if end.final_observation is None else dict(end.final_observation)
     for camera, tick in (end.repeats or {}).items():
-        frames = steps.sparse.get(IMAGE_PREFIX + camera)
-        if final is not None and frames is not None and len(at := np.flatnonzero(frames.index == tick)):
-            final[IMAGE_PREFIX + camera] = _single(frames.values[at])
+        recorded = steps.sparse.get(IMAGE_PREFIX + camera)
+        if final is not None and recorded is not None and len(at := np.flatnonzero(recorded.index == tick)):
+            final[IMAGE_PREFIX + camera] = _single(recorded.values[at])
     return dataclasses.replace(steps, sparse=sparse), end._replace(final_observation=final, repeats=None)
-
-
-def _filled_in(frames: SparseRows, repeats: SparseRows) -> SparseRows:
-    """`frames` on their own ticks, and on those whose entry of `repeats` is one of these."""
-    at = np.minimum(np.searchsorted(frames.index, repeats.values), len(frames.index) - 1)
-    known = (frames.index[at] == repeats.values) & ~np.isin(repeats.index, frames.index)
-    index = np.concatenate([frames.index, repeats.index[known]])
-    order = np.argsort(index)
-    which = np.concatenate([np.arange(len(frames.index)), at[known]])
-    return SparseRows(index[order].astype(np.int32), frames.values[which[order]])

@@ -50,6 +50,13 @@ class Label:
     def discards(self) -> bool:
         return self.label == DISCARD
 
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "label": self.label,
+            "by": self.by,
+            **({"steps": self.steps, "content": self.content} if self.content else {}),
+        }
+
     def check(self, where: str, episode: Episode) -> None:
         """Raise DataError, starting with `where`, unless `episode` is the one that was labelled."""
         if self.content and (_content(episode) != self.content or abs(episode.steps.n - self.steps) > 1):
@@ -140,7 +147,7 @@ def _label(file: Path, key: str, entry: Any) -> Label:
     return Label(file, key, label, by, steps, content)
 
 
-def write_label(folder: Path, key: str, label: str | None, episode: Episode | None, *, by: str = OPERATOR) -> None:
+def write_label(folder: Path, key: str, label: str | None, episode: Episode | None) -> None:
     """Set the label of `key` in the folder's `labels.json`, or remove it (None); whole or not at all.
 
     Args:
@@ -155,17 +162,12 @@ def write_label(folder: Path, key: str, label: str | None, episode: Episode | No
             found.pop(key, None)
             if label is not None:
                 known = (0, "") if episode is None else (episode.steps.n, _content(episode))
-                found[key] = Label(folder / FILE, key, label, by, *known)
-            content = {"format": FORMAT, "labels": {k: _entry(each) for k, each in sorted(found.items())}}
+                found[key] = Label(folder / FILE, key, label, OPERATOR, *known)
+            content = {"format": FORMAT, "labels": {k: each.to_json() for k, each in sorted(found.items())}}
             atomic_write(folder / FILE, json.dumps(content, indent=1) + "\n", durable=True)
             _parsed.cache_clear()
     except OSError as error:
         raise DataError(f"{folder / FILE}: cannot be written ({os_reason(error)}). Check the folder") from error
-
-
-def _entry(label: Label) -> dict[str, Any]:
-    known = {"steps": label.steps, "content": label.content} if label.content else {}
-    return {"label": label.label, "by": label.by} | known
 
 
 @contextlib.contextmanager

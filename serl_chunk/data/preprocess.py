@@ -10,8 +10,7 @@ import numpy as np
 
 from serl_chunk.config.agents.encoder import shown
 from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.data.frames import SingleFrame
-from serl_chunk.data.letterbox import letterbox, letterboxed
+from serl_chunk.data.frames import Frames, LazyImages, SingleFrame
 from serl_chunk.data.normalise.normaliser import Normaliser, fit_normaliser
 from serl_chunk.data.prompts import PADDING, Prompts, RowTexts, make_prompts
 from serl_chunk.types import (
@@ -32,19 +31,12 @@ from serl_chunk.types import (
 
 @dataclasses.dataclass(frozen=True, eq=False)  # compared by `digest`, as its normaliser
 class Preprocess:
-    """The transforms of an experiment: an immutable value, safe to use from any thread.
+    """The transforms of an experiment: an immutable value, safe to use from any thread."""
 
-    Args:
-        normaliser: of states and chunks. It alone is fitted to data, and travels; all else follows from the settings.
-        cameras: of the agent, with the size of the frames that it reads.
-        prompts: of the tasks' texts; None where the agent reads no language.
-        recorded: the same cameras with the size of the frames that the robot gives; empty: that of `cameras`.
-    """
-
-    normaliser: Normaliser
-    cameras: tuple[CameraSpec, ...] = ()
-    prompts: Prompts | None = None
-    recorded: tuple[CameraSpec, ...] = ()
+    normaliser: Normaliser  # of states and chunks. It alone is fitted to data, and travels; all else is of the settings
+    cameras: tuple[CameraSpec, ...] = ()  # of the agent, with the size of the frames that it reads
+    prompts: Prompts | None = None  # of the tasks' texts; None where the agent reads no language
+    recorded: tuple[CameraSpec, ...] = ()  # the same cameras as the robot gives them; empty: as `cameras`
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "recorded", self.recorded or self.cameras)
@@ -59,7 +51,7 @@ class Preprocess:
     def restored(
         cls, config: ExperimentConfig, spec: RobotSpec, fields: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
     ) -> Preprocess:
-        """Build those of an experiment with a saved normaliser: the inverse of `fields` and `to_arrays`."""
+        """Build those of an experiment with a saved normaliser: the inverse of its `fields` and `to_arrays`."""
         return cls.of(config, spec, Normaliser.restored(fields, arrays))
 
     @property
@@ -117,45 +109,31 @@ class Preprocess:
         if self.recorded == self.cameras:
             return record
         if isinstance(record, StepBlock):
-            return self._steps(record)
-        return self._end(record) if isinstance(record, End) else record
+            sparse = dict(record.sparse)
+            for key, given, camera in self._cameras_in(sparse):
+                values = _of_size(record.episode_id, sparse[key].values, given, camera)
+                sparse[key] = sparse[key]._replace(values=values)
+            return dataclasses.replace(record, sparse=sparse)
+        if isinstance(record, End) and record.final_observation is not None:
+            final: dict[str, Any] = dict(record.final_observation)
+            for key, given, camera in self._cameras_in(final):
+                frames = _of_size(record.episode_id, final[key][None], given, camera)
+                final[key] = frames[0] if isinstance(frames, np.ndarray) else SingleFrame(frames)
+            return record._replace(final_observation=final)
+        return record
 
     def episode(self, episode: Episode) -> Episode:
         """Return an episode with the frames that the agent reads, as `record`."""
         if self.recorded == self.cameras:
             return episode
-        return episode._replace(steps=self._steps(episode.steps), end=self._end(episode.end))
+        steps: Any = self.record(episode.steps)
+        end: Any = self.record(episode.end)
+        return episode._replace(steps=steps, end=end)
 
-    def _steps(self, block: StepBlock) -> StepBlock:
-        sparse = dict(block.sparse)
-        for number, key in self._cameras_in(sparse):
-            rows = sparse[key]
-            sparse[key] = rows._replace(values=self._frames(block.episode_id, number, rows.values))
-        return dataclasses.replace(block, sparse=sparse)
-
-    def _end(self, end: End) -> End:
-        if end.final_observation is None:
-            return end
-        final: dict[str, Any] = dict(end.final_observation)
-        for number, key in self._cameras_in(final):
-            frames = self._frames(end.episode_id, number, final[key][None])
-            final[key] = frames[0] if isinstance(frames, np.ndarray) else SingleFrame(frames)
-        return end._replace(final_observation=final)
-
-    def _cameras_in(self, entries: Mapping[str, Any]) -> list[tuple[int, str]]:
-        """Return the number and the entry's name of each camera that `entries` have a frame of."""
-        keys = enumerate(IMAGE_PREFIX + c.name for c in self.cameras)
-        return [(number, key) for number, key in keys if key in entries]
-
-    def _frames(self, episode_id: str, number: int, values: Any) -> Any:
-        """Return frames [N, H, W, 3] of camera `number` as the agent reads them."""
-        given, camera = self.recorded[number], self.cameras[number]
-        if values.shape[1:] != (given.height, given.width, 3) or values.dtype != np.uint8:
-            raise DataError(
-                f"episode {episode_id}: frames of camera {camera.name!r} are {values.dtype}{values.shape}, the robot's "
-                f"are uint8{(len(values), given.height, given.width, 3)}"
-            )
-        return letterboxed(values, camera.height, camera.width)
+    def _cameras_in(self, entries: Mapping[str, Any]) -> list[tuple[str, CameraSpec, CameraSpec]]:
+        """Return the name of each entry that is a camera's, with the robot's camera and the agent's."""
+        both = ((IMAGE_PREFIX + c.name, given, c) for given, c in zip(self.recorded, self.cameras, strict=True))
+        return [each for each in both if each[0] in entries]
 
     # -- chunks ----------------------------------------------------------------------------------------------
 
@@ -173,11 +151,6 @@ class Preprocess:
         return self.normaliser.decode(state, chunk)
 
     @property
-    def bounded(self) -> bool:
-        """Whether model space is [-1, 1] in every number of an action."""
-        return self.normaliser.bounded
-
-    @property
     def followed_joints(self) -> np.ndarray:
         """The state's numbers that actions are relative to, in increasing order, int[J]."""
         joint = self.normaliser.joint
@@ -189,29 +162,76 @@ class Preprocess:
         n, joints = self.normaliser, self.followed_joints
         return np.array([n.scale[0, n.joint == joint].max() for joint in joints], np.float32)
 
-    def shifts(self, moved: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """See `Normaliser.shifts`."""
-        return self.normaliser.shifts(moved)
-
-    def count_outside(self, state: np.ndarray, action: np.ndarray, lost_ticks: np.ndarray) -> tuple[int, int]:
-        """See `Normaliser.count_outside`."""
-        return self.normaliser.count_outside(state, action, lost_ticks)
-
-    # -- what travels ----------------------------------------------------------------------------------------
-
     def digest(self) -> str:
         """Return sixteen hex digits that change when any number of the normaliser does."""
         return self.normaliser.digest()
-
-    def fields(self) -> dict[str, str]:
-        """Return the plain values for the handshake and for a checkpoint's meta."""
-        return self.normaliser.fields()
-
-    def to_arrays(self) -> dict[str, np.ndarray]:
-        return self.normaliser.to_arrays()
 
 
 def fit_preprocess(config: ExperimentConfig, spec: RobotSpec, episodes: Sequence[Episode]) -> Preprocess:
     """Return the transforms of an experiment, fitted to `episodes`. Raises as `fit_normaliser` and `Preprocess.of`."""
     normaliser = fit_normaliser(spec, config.normaliser, config.chunk.carried, episodes)
     return Preprocess.of(config, spec, normaliser)
+
+
+# -- frames of another size ----------------------------------------------------------------------------------
+
+
+def letterbox(images: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Scale images uint8[..., H, W, 3] into the middle of black ones, uint8[..., height, width, 3].
+
+    The pixels are those of openpi's data transform. Images that have the size are returned as they are.
+    """
+    h, w = images.shape[-3:-1]
+    if (h, w) == (height, width):
+        return images
+    from PIL import Image  # slow to import, and few agents need it
+
+    ratio = max(w / width, h / height)
+    inner_height, inner_width = max(1, int(h / ratio)), max(1, int(w / ratio))
+    top, left = (height - inner_height) // 2, (width - inner_width) // 2
+    out = np.zeros((*images.shape[:-3], height, width, 3), np.uint8)
+    inner = out[..., top : top + inner_height, left : left + inner_width, :]
+    for place in np.ndindex(images.shape[:-3]):
+        scaled = Image.fromarray(images[place]).resize((inner_width, inner_height), Image.Resampling.BILINEAR)
+        inner[place] = np.asarray(scaled)
+    return out
+
+
+def _of_size(episode_id: str, values: Any, given: CameraSpec, camera: CameraSpec) -> Any:
+    """Return frames [N, H, W, 3] of the size that `camera` has. Raises DataError where they are not those `given`."""
+    if values.shape[1:] != (given.height, given.width, 3) or values.dtype != np.uint8:
+        raise DataError(
+            f"episode {episode_id}: frames of camera {camera.name!r} are {values.dtype}{values.shape}, the robot's "
+            f"are uint8{(len(values), given.height, given.width, 3)}"
+        )
+    return letterboxed(values, camera.height, camera.width)
+
+
+def letterboxed(images: Any, height: int, width: int) -> Any:
+    """Return `images` [N, H, W, 3] with another size: an array scaled at once, lazy ones on each access."""
+    if isinstance(images, np.ndarray):
+        return letterbox(images, height, width)
+    return (_LetterboxedFrames if isinstance(images, Frames) else _LetterboxedImages)(images, height, width)
+
+
+class _LetterboxedImages(LazyImages):
+    """Images that are letterboxed on each access, of `images` that are decoded on each access."""
+
+    def __init__(self, images: Any, height: int, width: int) -> None:
+        super().__init__((height, width, 3), np.arange(len(images)))
+        self._images = images
+
+    def __getitem__(self, i: Any) -> Any:
+        if isinstance(i, int | np.integer) or isinstance(self, Frames):
+            return super().__getitem__(i)
+        return type(self)(self._images[i], *self.shape[1:3])  # which lets the files of the others go
+
+    def decode(self, at: int) -> np.ndarray:
+        image = self._images[at]
+        if image.shape != tuple(self._images.shape[1:]):
+            raise DataError(f"a frame is {image.shape}, {tuple(self._images.shape[1:])} before: its file was changed")
+        return letterbox(image, *self.shape[1:3])
+
+
+class _LetterboxedFrames(_LetterboxedImages, Frames):
+    """The same of `Frames`, whose stored files are of the other size."""

@@ -62,25 +62,20 @@ class SentencePieceTokenizer:
                 f"agent.language.tokenizer=sentencepiece needs sentencepiece, which cannot be imported ({error}): "
                 "pip install 'serl-chunk[pi0]'"
             ) from error
+        fault = ""
+        cause: Exception | None = None
         try:
             model = Path(file).expanduser().read_bytes()
             self._pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
+            if self._pieces.bos_id() < 0:
+                fault = "has no begin token, which prompts start with. Use another model"
         except OSError as error:
-            raise ConfigError(
-                f"{file} cannot be read ({error.strerror}). Copy the tokenizer there, or set agent.language.model to "
-                f"its file; {WHERE_PI0_HAS_IT}",
-                parameter="agent.language.model",
-            ) from error
+            remedy = "Copy the tokenizer there, or set agent.language.model to its file"
+            fault, cause = f"cannot be read ({error.strerror}). {remedy}", error
         except RuntimeError as error:
-            raise ConfigError(
-                f"{file} is no sentencepiece model ({error}). Copy the tokenizer anew; {WHERE_PI0_HAS_IT}",
-                parameter="agent.language.model",
-            ) from error
-        if self._pieces.bos_id() < 0:
-            raise ConfigError(
-                f"{file} has no begin token, which prompts start with. Use another model; {WHERE_PI0_HAS_IT}",
-                parameter="agent.language.model",
-            )
+            fault, cause = f"is no sentencepiece model ({error}). Copy the tokenizer anew", error
+        if fault:
+            raise ConfigError(f"{file} {fault}; {WHERE_PI0_HAS_IT}", parameter="agent.language.model") from cause
         if (pieces := self._pieces.vocab_size()) > vocabulary:
             raise ConfigError(
                 f"{file} has {pieces} pieces, agent.pi0.vocabulary is {vocabulary}. Set agent.pi0.vocabulary={pieces}, "
@@ -256,15 +251,6 @@ def _required(state: np.ndarray | None) -> np.ndarray:
     return state
 
 
-def format_of(agent: AgentConfig) -> PlainFormat:
-    """Return what an agent's prompts are made of."""
-    if value_at(agent, "policy") != "pi0":
-        return PlainFormat()
-    pi0 = value_at(agent, "pi0")
-    block = 0 if pi0.published else PROMPT_BLOCK
-    return Pi05Format(block) if pi0.reads_bins else Pi0Format(block)
-
-
 def make_prompts(config: ExperimentConfig, state_dim: int = 0) -> Prompts | None:
     """Return the prompts of an experiment's agent, None where it reads no language.
 
@@ -276,7 +262,11 @@ def make_prompts(config: ExperimentConfig, state_dim: int = 0) -> Prompts | None
     agent = config.agent
     if not agent.language.reads:
         return None
-    prompts = Prompts(TOKENIZERS[agent.language.tokenizer](agent), agent.language.length, format_of(agent), state_dim)
+    form = PlainFormat()
+    if value_at(agent, "policy") == "pi0":
+        pi0 = value_at(agent, "pi0")
+        form = (Pi05Format if pi0.reads_bins else Pi0Format)(0 if pi0.published else PROMPT_BLOCK)
+    prompts = Prompts(TOKENIZERS[agent.language.tokenizer](agent), agent.language.length, form, state_dim)
     prompts.check(config.robot.task)
     return prompts
 

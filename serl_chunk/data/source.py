@@ -22,7 +22,7 @@ class ReadOptions:
     """Facts that files do not record, and the part of them to read. Each format reads the fields it needs.
 
     Of data that go on after successes (OGBench), `solved` "drop"s the steps that begin in a solved state, or "keep"s
-    them, which helps a critic and no clone (see `success_labels.cut_at_successes`).
+    them, which helps a critic and no clone (see `formats.ogbench.cut_at_successes`).
     """
 
     spec: RobotSpec | None = None  # the robot they must belong to; None takes the files' own dimensions
@@ -83,7 +83,6 @@ class Format:
     """A format that can be read."""
 
     name: str
-    description: str  # one line for --help
     matches: Callable[[Path], bool]  # whether a path looks like it; cheap, raises OSError alone
     open: Callable[[Path, ReadOptions], Source]  # raises DataError
 
@@ -147,8 +146,8 @@ class Sink(Protocol):
     def placed(self, layout: Json, staged: list[Json]) -> int:
         """After an interruption: count how many of `staged` (in order) are in the data set; removes the rest."""
 
-    def place(self, layout: Json, index: int, staged: Json) -> None:
-        """Put a staged episode into the data set as its number `index`; called in order, without holes."""
+    def place(self, layout: Json, staged: list[Json]) -> None:
+        """Put the last of the `staged` episodes into the data set, where those before it are already."""
 
     def finish(self, layout: Json, staged: list[Json]) -> None:
         """Write the description of the whole data set; remove what was staged. May be called again."""

@@ -69,8 +69,19 @@ def check_episode(where: str, episode: Episode, spec: RobotSpec | None) -> None:
             _check_frames(where, key, rows.values, 4, spec)
     if fault := human_dims_fault(steps):
         raise DataError(f"{where}: {fault}. Remove the file or record it again")
-    if end.final_observation is not None:
-        _check_final(where, end.final_observation, state.shape[1], spec)
+    final = end.final_observation
+    if final is None:
+        return
+    if STATE not in final:
+        raise DataError(f"{where}: the final observation has no state; it has {sorted(final)}")
+    if final[STATE].shape != state.shape[1:] or not np.isfinite(final[STATE]).all():
+        shape, width = final[STATE].shape, state.shape[1]
+        raise DataError(f"{where}: the final state has the shape {shape} ({width} finite values expected)")
+    for key, value in final.items():
+        if key.startswith(IMAGE_PREFIX):
+            _check_frames(where, key, value, 3, spec)
+        elif key != STATE:
+            raise DataError(f"{where}: the final observation has {key!r} (expected 'state' and 'images/<camera>')")
 
 
 def check_finite(where: object, name: str, values: np.ndarray, row: str, remedy: str) -> None:
@@ -80,13 +91,16 @@ def check_finite(where: object, name: str, values: np.ndarray, row: str, remedy:
         raise DataError(f"{where}: {name} is not finite at {row} {at}. {remedy}")
 
 
+def first_true(mask: np.ndarray) -> int | None:
+    """Return the index of the first True in bool[N]; None where there is none."""
+    return int(mask.argmax()) if mask.any() else None
+
+
 def check_times(where: str, stamp: np.ndarray) -> None:
     """Raise DataError where the time stamps float64[T] of an episode go back."""
-    back = np.flatnonzero(np.diff(stamp) < 0)
-    if len(back):
-        i = int(back[0]) + 1
+    if (i := first_true(np.diff(stamp) < 0)) is not None:
         raise DataError(
-            f"{where}: time goes back at step {i}, from {stamp[i - 1]:.6f} s to {stamp[i]:.6f} s. Correct its time "
+            f"{where}: time goes back at step {i + 1}, from {stamp[i]:.6f} s to {stamp[i + 1]:.6f} s. Correct its time "
             "stamps or leave the episode out"
         )
 
@@ -96,9 +110,7 @@ def check_equal_steps(where: str, stamp: np.ndarray, hz: float | None, tolerance
     if hz is None:
         raise ConfigError("compares time stamps with the rate, which is unknown. Pass hz", parameter="tolerance_s")
     taken, expected = stamp - stamp[0], np.arange(len(stamp)) / hz
-    off = np.flatnonzero(np.abs(taken - expected) > tolerance_s)
-    if len(off):
-        i = int(off[0])
+    if (i := first_true(np.abs(taken - expected) > tolerance_s)) is not None:
         raise DataError(
             f"{where}: step {i} was taken {taken[i]:.6f} s after the first one (expected {expected[i]:.6f} s at "
             f"{hz:g} Hz). Raise tolerance_s (now {tolerance_s:g}) to take the steps for equal, correct hz, or leave "
@@ -151,18 +163,6 @@ def _check_frames(where: str, key: str, frames: np.ndarray, ndim: int, spec: Rob
         )
 
 
-def _check_final(where: str, final: Observation, width: int, spec: RobotSpec | None) -> None:
-    if STATE not in final:
-        raise DataError(f"{where}: the final observation has no state; it has {sorted(final)}")
-    if final[STATE].shape != (width,) or not np.isfinite(final[STATE]).all():
-        raise DataError(f"{where}: the final state has the shape {final[STATE].shape} ({width} finite values expected)")
-    for key, value in final.items():
-        if key.startswith(IMAGE_PREFIX):
-            _check_frames(where, key, value, 3, spec)
-        elif key != STATE:
-            raise DataError(f"{where}: the final observation has {key!r} (expected 'state' and 'images/<camera>')")
-
-
 def check_columns(where: object, shapes: Mapping[str, Sequence[int]], ndims: Mapping[str, int], by: str) -> int:
     """Check the dimensions of the arrays in `shapes`, and that each has the rows of array `by`; return that number."""
     n = shapes[by][0] if shapes[by] else 0
@@ -177,8 +177,7 @@ def check_columns(where: object, shapes: Mapping[str, Sequence[int]], ndims: Map
 def choose_cameras(where: object, present: Iterable[str], wanted: Sequence[str] | None) -> list[str]:
     """Return the cameras `present`, or those of them that are `wanted`. Raises DataError for one that is missing."""
     present = list(present)
-    missing = sorted(set(wanted or ()) - set(present))
-    if missing:
+    if missing := sorted(set(wanted or ()) - set(present)):
         raise DataError(
             f"{where}: no camera {', '.join(missing)}; it has: {', '.join(present) or 'none'}. Set cameras, or "
             "agent.image_keys, to those, or record with all cameras"

@@ -214,14 +214,14 @@ class Learner:
         meta = {
             "experiment": self.config.name,
             "agent": self.config.agent.kind,
-            **self.preprocess.fields(),
+            **self.preprocess.normaliser.fields(),
             "base_digest": self.agent.base_digest,
             "version": self.version,
             "updates": int(self.state.critic_updates) + int(self.state.policy_updates),
             **dataclasses.asdict(progress),
         }
         learned = Learned(self.state, {} if self.agent.source else self.base)
-        content = (self.updates, learned, policy, self.preprocess.to_arrays(), meta)
+        content = (self.updates, learned, policy, self.preprocess.normaliser.to_arrays(), meta)
         if timed:
             self.checkpoints.save_timed(*content)
         else:

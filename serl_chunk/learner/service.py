@@ -183,7 +183,7 @@ def welcome_of(learner: Learner) -> tuple[dict[str, Any], dict[str, np.ndarray]]
     """Return what a new actor receives: the action transform, and how far the run is, so that it repeats nothing."""
     preprocess = learner.preprocess
     so_far = {"episodes": learner.episodes, "env_steps": learner.env_steps, "human_ticks": learner.human_ticks}
-    return {**preprocess.fields(), **so_far}, preprocess.to_arrays()
+    return {**preprocess.normaliser.fields(), **so_far}, preprocess.normaliser.to_arrays()
 
 
 def _open_store(config: ExperimentConfig, run: Path) -> RecordStore:

@@ -6,42 +6,26 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from serl_chunk.console.bindings import EFFECTIVE, MEANING, STOPS, Action, shown_input
-from serl_chunk.console.feed import LiveFeed, Planned, Tick
+from serl_chunk.console.feed import Frame, LiveFeed, Planned, Tick
 from serl_chunk.console.view import OLD, ConsoleState, cells, held_for
 from serl_chunk.types import RobotSpec, ShownRobot
 from serl_chunk.viewer.content import to_jpeg
 from serl_chunk_robot.client.client import UNCONFIRMED
+
+if TYPE_CHECKING:
+    from serl_chunk.robots.served.pictures import SeenPicture
 
 ROWS = 40  # ticks in one event, and decisions: more are sent with the next ones
 BEHIND = 250  # ticks that a new or slow viewer is sent at most
 WIDTH, QUALITY = 640, 80  # of a picture, at most
 
 
-class Frame(Protocol):
-    """A frame of a camera, as serl_chunk.console.feed.Frame."""
-
-    @property
-    def image(self) -> np.ndarray:
-        """uint8[H, W, 3]."""
-        ...
-
-    @property
-    def serial(self) -> int:
-        """Differs from that of every other frame of the camera."""
-        ...
-
-    @property
-    def moment(self) -> float:
-        """Monotonic seconds of when it was taken, or first seen."""
-        ...
-
-
-Frames = Callable[[], Mapping[str, Frame]]
+Frames = Callable[[], Mapping[str, "Frame | SeenPicture"]]
 """Returns the newest frame of each camera, on a thread of the server."""
 
 
@@ -52,7 +36,7 @@ def info(spec: RobotSpec, bindings: Mapping[str, Action], title: str) -> dict[st
         buttons.setdefault(action, []).append(key)
     arms = [f"arm {i} " for i, (low, high) in enumerate(spec.arms) for _ in range(low, high)] if spec.arms else []
     return {
-        "title": title, "hz": spec.control_hz, "joint_of_action": list(spec.joint_of_action),
+        "title": title, "hz": spec.control_hz,
         "low": _rounded(spec.action_low), "high": _rounded(spec.action_high),
         "names": [f"{arms[i] if i < len(arms) else ''}action {i}" for i in range(spec.action_dim)],
         "keys": {key: action.value for key, action in bindings.items()},
@@ -147,7 +131,7 @@ class Pictures:
     def __init__(self, frames: Frames) -> None:
         self._frames = frames
         self._lock = threading.Lock()
-        self._files: dict[str, tuple[Frame, bytes]] = {}  # camera -> what was encoded, and the file
+        self._files: dict[str, tuple[np.ndarray, bytes]] = {}  # camera -> what was encoded, and the file
 
     def get(self, camera: str) -> bytes | None:
         """Return a file; None for a camera without a frame."""
@@ -155,6 +139,6 @@ class Pictures:
             frame, made = self._frames().get(camera), self._files.get(camera)
             if frame is None:
                 return None
-            if made is None or made[0].image is not frame.image:
-                made = self._files[camera] = frame, to_jpeg(frame.image, WIDTH, QUALITY)
+            if made is None or made[0] is not frame.image:
+                made = self._files[camera] = frame.image, to_jpeg(frame.image, WIDTH, QUALITY)
             return made[1]

@@ -15,21 +15,18 @@ import threading
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Any
 
 from serl_chunk.console.bindings import Action, bind_keys
 from serl_chunk.console.feed import LiveFeed
-from serl_chunk.live.content import Cursor, Frame, Pictures, info, shown_robot, state_json
-from serl_chunk.live.viewers import RefusedError, Requested, Viewers
+from serl_chunk.live.content import Cursor, Pictures, info, shown_robot, state_json
+from serl_chunk.live.viewers import RefusedError, Viewers
 from serl_chunk.types import RobotSpec
-from serl_chunk.viz.local_server import (
-    Answer,
-    LocalHandler,
-    LocalServer,
-    RequestError,
-    file_answer,
-    json_answer,
-)
+from serl_chunk.viz.local_server import Answer, LocalHandler, LocalServer, RequestError, file_answer, json_answer
+
+if TYPE_CHECKING:
+    from serl_chunk.operator.operator import Operator
+    from serl_chunk.robots.served.pictures import ServedPictures
 
 PERIOD = 0.1  # seconds between two events of a viewer; pictures are requested once for each event at most
 STALL = 5.0  # seconds that a viewer may read nothing before its events end
@@ -38,19 +35,7 @@ ASSETS = Path(__file__).parent / "page"
 _NAME = re.compile(r"[0-9a-f]{16,64}")
 
 
-class LiveCameras(Protocol):
-    """Pictures for viewers, from any thread."""
-
-    def newest(self) -> Mapping[str, Frame]:
-        """Return the newest frame of each camera that has one."""
-        ...
-
-    def rest(self) -> None:
-        """Expect that none is requested for a while."""
-        ...
-
-
-class LivePage:
+class LivePage(LocalServer):
     """The page of a running actor. The port is taken at once; requests are answered from `begin` on.
 
     Args:
@@ -59,17 +44,24 @@ class LivePage:
     Raises ConfigError, which names `viewer`, for a port that cannot be used.
     """
 
-    def __init__(self, port: int) -> None:
-        self._server = _Server(port)
-        self._thread: threading.Thread | None = None
+    operator: Operator
+    feed: LiveFeed
+    spec: RobotSpec
+    viewers: Viewers
+    pictures: Pictures
+    info: dict[str, object]
+    cameras: ServedPictures | None
+    block_on_close = False  # a viewer's thread ends by itself
 
-    @property
-    def url(self) -> str:
-        return self._server.url
+    def __init__(self, port: int) -> None:
+        self.ending = threading.Event()
+        self._streams, self._lock = 0, threading.Lock()
+        self._thread: threading.Thread | None = None
+        super().__init__(_Handler, port, parameter="viewer", printed_by="the actor")
 
     def begin(
-        self, operator: Requested, feed: LiveFeed, spec: RobotSpec, *, title: str,
-        keys: Mapping[str, Action] | None = None, cameras: LiveCameras | None = None,
+        self, operator: Operator, feed: LiveFeed, spec: RobotSpec, *, title: str,
+        keys: Mapping[str, Action] | None = None, cameras: ServedPictures | None = None,
     ) -> None:  # fmt: skip
         """Show an actor.
 
@@ -77,42 +69,25 @@ class LivePage:
             keys: of `bind_keys`.
             cameras: of pictures that come from elsewhere than the control loop, and also between episodes.
         """
-        server = self._server
-        server.operator, server.feed, server.spec, server.cameras = operator, feed, spec, cameras
-        server.viewers = Viewers(operator, bind_keys() if keys is None else keys)
-        server.pictures = Pictures(server.frames)
-        server.info = info(spec, server.viewers.bindings, title)
+        self.operator, self.feed, self.spec, self.cameras = operator, feed, spec, cameras
+        self.viewers = Viewers(operator, bind_keys() if keys is None else keys)
+        self.pictures = Pictures(self.frames)
+        self.info = info(spec, self.viewers.bindings, title)
         self._thread = threading.Thread(
-            target=server.serve_forever, kwargs={"poll_interval": 0.2}, name="live page", daemon=True
+            target=self.serve_forever, kwargs={"poll_interval": 0.2}, name="live page", daemon=True
         )
         self._thread.start()
 
     def close(self) -> None:
         """End. Viewers that are connected read that the actor has ended."""
-        self._server.ending.set()
+        self.ending.set()
         thread, self._thread = self._thread, None
         if thread is not None:
-            self._server.shutdown()
+            self.shutdown()
             thread.join()
-        self._server.server_close()
+        self.server_close()
 
-
-class _Server(LocalServer):
-    operator: Requested
-    feed: LiveFeed
-    spec: RobotSpec
-    viewers: Viewers
-    pictures: Pictures
-    info: dict[str, object]
-    cameras: LiveCameras | None
-    block_on_close = False  # a viewer's thread ends by itself
-
-    def __init__(self, port: int) -> None:
-        self.ending = threading.Event()
-        self._streams, self._lock = 0, threading.Lock()
-        super().__init__(_Handler, port, parameter="viewer", printed_by="the actor")
-
-    def frames(self) -> Mapping[str, Frame]:
+    def frames(self) -> Mapping[str, Any]:
         """Return the newest frames: of the cameras where they have any, else those that the control loop took."""
         return self.feed.frames if self.cameras is None else {**self.feed.frames, **self.cameras.newest()}
 
@@ -131,7 +106,7 @@ class _Server(LocalServer):
 
 
 class _Handler(LocalHandler):
-    server: _Server
+    server: LivePage
 
     def get(self, path: list[str]) -> Answer | None:
         server = self.server

@@ -10,28 +10,17 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from serl_chunk.console.bindings import EFFECTIVE, MEANING, MOVES, STOPS, Action
-from serl_chunk.console.view import ConsoleState
 from serl_chunk.types import SerlChunkError, ShownRobot
+
+if TYPE_CHECKING:
+    from serl_chunk.operator.operator import Operator
 
 GONE = 4.0  # seconds without a sign of life after which a viewer has left
 OLD = 1.5  # seconds after which a state is too old for a key that moves the robot
 MOST = 16  # viewers; each has threads
-
-
-class Requested(Protocol):
-    """The operator of an actor, as serl_chunk.operator.operator.Operator. Both are for any thread."""
-
-    @property
-    def view(self) -> ConsoleState:
-        """The newest state."""
-        ...
-
-    def request(self, action: Action, source: str, seen: float | None = None, robot: ShownRobot | None = None) -> None:
-        """Let the control loop take in an action, under the rules of keys, for the state at `seen`, and of `robot`."""
-        ...
 
 
 class RefusedError(SerlChunkError):
@@ -51,12 +40,13 @@ class Viewers:
     that releases it leaves it to the first that takes it.
 
     Args:
+        operator: of the actor, whose `view` and `request` are for any thread.
         bindings: key -> action, as of `bind_keys`.
         clock: monotonic seconds.
     """
 
     def __init__(
-        self, operator: Requested, bindings: Mapping[str, Action], clock: Callable[[], float] = time.monotonic
+        self, operator: Operator, bindings: Mapping[str, Action], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._operator, self._clock = operator, clock
         self.bindings = {key: action for key, action in bindings.items() if action is not Action.END}

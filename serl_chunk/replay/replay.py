@@ -130,7 +130,7 @@ class Replay:
         episodes = [self._preprocess.episode(e) for e in episodes]
         held.check_demos(episodes, files=stays)
         columns = ((e.steps.observation[STATE], e.steps.action, e.steps.lost_ticks) for e in episodes)
-        counts = [self._preprocess.count_outside(*of_episode) for of_episode in columns]
+        counts = [self._preprocess.normaliser.count_outside(*of_episode) for of_episode in columns]
         with self._lock:
             leaving = [] if stays else [e for key, e in held.demo.episodes.items() if key[0] == session]
             held.check_room(episodes, leaving=leaving)
@@ -163,7 +163,7 @@ class Replay:
             rows = episode.rows[: episode.length]
             steps = storage.steps
             columns = steps.state[rows], steps.action[rows], steps.lost_ticks[rows]
-            self._count_outside("online", [self._preprocess.count_outside(*columns)])
+            self._count_outside("online", [self._preprocess.normaliser.count_outside(*columns)])
         return added
 
     def _count_outside(self, half: Half, counts: Sequence[tuple[int, int]]) -> None:
@@ -201,7 +201,7 @@ class Replay:
             drawn = self._draw(rng, 1 if updates is None else updates, batch_size, half)
             batch, pending = self._gather(drawn, next_observations)
             live = batch.valid > 0
-            if self._preprocess.bounded:
+            if self._preprocess.normaliser.bounded:
                 self._clipped += int((np.abs(batch.actions) > 1).sum(2)[live].sum())
             self._actions += int(live.sum()) * batch.actions.shape[2]
         for fetch in pending:  # without the lock: decoding takes a while, and records go on coming in

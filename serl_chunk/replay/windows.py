@@ -217,5 +217,5 @@ def with_moved_joints(batch: ChunkBatch, preprocess: Preprocess, noise: float, r
     joints = preprocess.followed_joints
     moved = np.zeros(state.shape, np.float32)
     moved[:, joints] = noise * preprocess.joint_reach * rng.standard_normal((len(state), len(joints)), np.float32)
-    of_state, of_actions = preprocess.shifts(moved)
+    of_state, of_actions = preprocess.normaliser.shifts(moved)
     return batch._replace(bc_state_shift=of_state, bc_action_shift=of_actions[:, : batch.actions.shape[1]])

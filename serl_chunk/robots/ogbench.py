@@ -1,7 +1,7 @@
 """OGBench's single-task manipulation environments, and their specifications without the simulator.
 
 OGBench's own single tasks judge the state *before* an action: an episode continues for one step after its success. Here
-the state after it decides, as in the data (`data/formats/success_labels.py`).
+the state after it decides, as in the data (`data/formats/ogbench.py`).
 """
 
 from __future__ import annotations

@@ -306,4 +306,4 @@ def spec_of_run(path: Path) -> RobotSpec:
         raise ConfigError(f"{path / CONFIG} does not describe a run's robot ({error!r})") from error
 
 
-FORMAT = Format("run", "a run folder: what its actors recorded, from its journal", is_run, RunSource)
+FORMAT = Format("run", is_run, RunSource)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import math
 import threading
-from collections import OrderedDict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from serl_chunk.data.labels import LABELS, OPERATOR, Label
+from serl_chunk.data.formats.episodes import EpisodeFiles
+from serl_chunk.data.labels import LABELS, OPERATOR, Label, read_labels
 from serl_chunk.data.source import Source
 from serl_chunk.runs.episodes import RunSource
 from serl_chunk.runs.journal_index import EpisodeIndexEntry, lowest_value
@@ -21,6 +23,7 @@ from serl_chunk.types import Source as Actor
 logger = logging.getLogger(__name__)
 
 KEPT = 4  # episodes in memory, their frames not decoded
+LABELLED_FORMATS = ("episodes", "lerobot")  # which have a labels.json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +40,6 @@ class Row:
     lowest_q: float | None = None  # of its decisions; None where they recorded no value
     task: str = ""
     label: str = ""  # the operator's, of `data.labels.LABELS`
-    whole: bool = True  # its end was recorded
     error: str = ""  # why it cannot be read
     demonstration: bool = False  # of a run: streamed by `record --ip`
 
@@ -51,23 +53,37 @@ def rounded(value: float) -> float | None:
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
+def place_of(source: Source, key: str) -> tuple[Path, str]:
+    """Return the folder of the `labels.json` that an episode at rest belongs to, and its key there."""
+    if isinstance(source, EpisodeFiles):
+        return source.files[key].parent, source.files[key].name
+    return source.path, key
+
+
+def _labels_of(source: Source) -> dict[str, Label]:
+    """Return the labels of a source's episodes at rest, by their keys; raises DataError where a file is damaged."""
+    keys = source.keys() if source.format in LABELLED_FORMATS else []
+    places = {key: place_of(source, key) for key in keys}
+    found = {key: read_labels(folder).get(name) for key, (folder, name) in places.items()}
+    return {key: label for key, label in found.items() if label is not None}
+
+
 class Catalogue:
     """All episodes of a source, as rows; reads the newest ones whole. Thread-safe.
 
     Args:
         source: opened with `ReadOptions.labels` False, so that discarded episodes are listed too.
         listing: the same without cameras, which the list is gathered from; `source` itself where that costs nothing.
-        labels: key -> label, of the files of an HDF5 or LeRobot data set.
     """
 
-    def __init__(self, source: Source, listing: Source | None = None, labels: dict[str, Label] | None = None) -> None:
+    def __init__(self, source: Source, listing: Source | None = None) -> None:
         self.source, self._listing = source, listing or source
         self.keys = source.keys()
-        self.labels = dict(labels or {})
+        self.labels = _labels_of(source)
         self._rows: list[Row] = []
         self._lock = threading.Lock()  # of the rows and labels
         self._reading = threading.Lock()  # of the episodes
-        self._episodes: OrderedDict[int, Episode] = OrderedDict()
+        self._read = functools.lru_cache(KEPT)(lambda key: self._labelled(key, source.read(key)))
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._gather, name="serl-chunk-list", daemon=True)
 
@@ -124,7 +140,7 @@ class Catalogue:
         """Make a row anew after its episode was labelled; `label` is the new one of an episode at rest."""
         key = self.keys[number]
         with self._reading:
-            self._episodes.pop(number, None)
+            self._read.cache_clear()
         with self._lock:
             self.labels.pop(key, None)
             if label is not None:
@@ -144,25 +160,15 @@ class Catalogue:
     def read(self, number: int) -> Episode:
         """Read an episode, with its label. Raises DataError."""
         with self._reading:
-            episode = self._episodes.get(number)
-            if episode is None:
-                key = self.keys[number]
-                episode = self._episodes[number] = self._labelled(key, self.source.read(key))
-            self._episodes.move_to_end(number)
-            while len(self._episodes) > KEPT:
-                self._episodes.popitem(last=False)
-            return episode
+            return self._read(self.keys[number])
 
 
 def row_of(number: int, key: str, episode: Episode) -> Row:
     """Return the row of an episode that was read."""
     begin, steps, end = episode
-    rewards = float(steps.reward.sum())
-    if end.reward is not None:
-        rewards += end.reward - float(steps.reward[-1])
     q = steps.sparse.get("decision/q")
     return Row(
-        number, key, steps.n, end.outcome.value, end.outcome_by, rewards,
+        number, key, steps.n, end.outcome.value, end.outcome_by, float(episode.rewards.sum()),
         float(np.mean(steps.source == Actor.HUMAN)), None if q is None else lowest_value(np.asarray(q.values)),
         begin.task,
     )  # fmt: skip
@@ -174,6 +180,6 @@ def row_of_entry(number: int, entry: EpisodeIndexEntry) -> Row:
     label = end.outcome.value if end.outcome_by == OPERATOR and entry.amends else ""
     return Row(
         number, entry.key, entry.length, end.outcome.value, end.outcome_by, entry.episode_return,
-        entry.human_steps / entry.length, entry.lowest_q, entry.task, label if label in LABELS else "", entry.ended,
+        entry.human_steps / entry.length, entry.lowest_q, entry.task, label if label in LABELS else "",
         demonstration=entry.demonstration,
     )  # fmt: skip

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import io
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from serl_chunk.data.formats.episodes import EpisodeFiles
-from serl_chunk.data.frames import Frames
+from serl_chunk.data.frames import Frames, encode_image
 from serl_chunk.data.source import Source
 from serl_chunk.data.validate import cameras_of
-from serl_chunk.types import STATE, DataError, Episode, SparseRows
+from serl_chunk.types import STATE, Episode, SparseRows
 from serl_chunk.types import Source as Actor
 from serl_chunk.viewer.catalogue import rounded
 
-CACHE_BYTES = 64 << 20  # of image files
 JPEG_QUALITY = 88
 _Q = "decision/q"
 _VALUES = "decision/values"  # of all candidates
@@ -59,14 +55,11 @@ def true_runs(mask: np.ndarray) -> list[tuple[int, int]]:
 def episode_json(episode: Episode, source: Source) -> dict[str, Any]:
     """Return what a page shows of an episode of `source`, its frames apart, as plain values."""
     begin, steps, end = episode
-    state, action = steps.observation[STATE], steps.action
-    reward = steps.reward.astype(np.float64)
-    if end.reward is not None:
-        reward[-1] = end.reward
+    state, action, versions = steps.observation[STATE], steps.action, steps.policy_version
     dimensions = state.shape[1], action.shape[1]
     panels = value_panels(*dimensions, joints_in(source, *dimensions))
     return {
-        "id": begin.episode_id, "task": begin.task, "robot": begin.robot, "conditions": begin.conditions,
+        "id": begin.episode_id, "task": begin.task, "conditions": begin.conditions,
         "demonstration": begin.demonstration,
         "length": steps.n, "hz": source.hz or 0.0,
         "outcome": end.outcome.value, "by": end.outcome_by, "terminated": end.terminated,
@@ -77,20 +70,17 @@ def episode_json(episode: Episode, source: Source) -> dict[str, Any]:
         "panels": [{"title": t, "state": i, "action": j} for t, i, j in panels],
         "state": [numbers(column) for column in state.T],
         "action": [numbers(column) for column in action.T],
-        "reward": numbers(reward),
+        "reward": numbers(episode.rewards),
         "actors": [[a, b, actor.name.lower()] for actor in Actor for a, b in true_runs(steps.source == actor)],
         "gaps": [[int(t), int(steps.lost_ticks[t])] for t in np.flatnonzero(steps.lost_ticks)],
         "q": q_json(steps.sparse),
-        "versions": [[int(a), int(steps.policy_version[a])] for a in _changes(steps.policy_version)],
-        "stamps": numbers(steps.stamp - steps.stamp[0], digits=9),
+        "versions": [[int(a), int(versions[a])] for a in np.flatnonzero(np.diff(versions, prepend=versions[:1] - 1))],
     }  # fmt: skip
 
 
-def numbers(values: np.ndarray, digits: int = 6) -> list[float | None]:
-    """Return float[N] as plain numbers of so many significant digits, None for what JSON cannot hold."""
-    if digits == 6:
-        return [rounded(v) for v in np.asarray(values, np.float64).tolist()]
-    return [float(f"{v:.{digits}g}") for v in np.asarray(values, np.float64).tolist()]
+def numbers(values: np.ndarray) -> list[float | None]:
+    """Return float[N] as plain numbers, `rounded`."""
+    return [rounded(v) for v in np.asarray(values, np.float64).tolist()]
 
 
 def q_json(sparse: dict[str, SparseRows]) -> dict[str, Any] | None:
@@ -102,49 +92,17 @@ def q_json(sparse: dict[str, SparseRows]) -> dict[str, Any] | None:
     if rows is None or not np.asarray(rows.values).size:
         return None
     q = np.asarray(rows.values, np.float64).reshape(len(rows.index), -1)
-    low, high = q.min(1), q.max(1)
+    low, best = q.min(1), q.max(1)
+    high = best
     others = sparse.get(_VALUES)
     if others is not None and np.array_equal(others.index, rows.index) and np.asarray(others.values).size:
         values = np.asarray(others.values, np.float64).reshape(len(rows.index), -1)
         low, high = np.minimum(low, values.min(1)), np.maximum(high, values.max(1))
-    best = q.max(1)
     out = {"ticks": rows.index.tolist(), "q": numbers(best), "low": numbers(low), "high": numbers(high)}
     std = sparse.get(_STD)
     if std is not None and np.array_equal(std.index, rows.index) and np.asarray(std.values).size == len(rows.index):
         out["std"] = numbers(np.asarray(std.values).reshape(-1))
     return out
-
-
-def _changes(values: np.ndarray) -> np.ndarray:
-    return np.flatnonzero(np.diff(values, prepend=values[:1] - 1))
-
-
-class FrameCache:
-    """Image files of frames, decoded and encoded on request; the newest `CACHE_BYTES` of them are kept. Thread-safe."""
-
-    def __init__(self, limit: int = CACHE_BYTES) -> None:
-        self._limit, self._size = limit, 0
-        self._files: OrderedDict[tuple[int, str, int], bytes] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, number: int, episode: Episode, camera: str, i: int) -> bytes:
-        """Return frame `i` of a camera as a JPEG or PNG file. Raises DataError."""
-        key = number, camera, i
-        with self._lock:
-            if key in self._files:
-                self._files.move_to_end(key)
-                return self._files[key]
-        rows = cameras_of(episode).get(camera)
-        if rows is None or not 0 <= i < len(rows.index):
-            raise DataError(f"episode {episode.begin.episode_id} has no frame {i} of camera {camera!r}")
-        file = frame_file(rows, i)
-        with self._lock:
-            if key not in self._files:
-                self._files[key] = file
-                self._size += len(file)
-            while self._size > self._limit and len(self._files) > 1:
-                self._size -= len(self._files.popitem(last=False)[1])
-        return file
 
 
 def frame_file(rows: SparseRows, i: int) -> bytes:
@@ -155,15 +113,12 @@ def frame_file(rows: SparseRows, i: int) -> bytes:
 
 def to_jpeg(image: np.ndarray, width: int | None = None, quality: int = JPEG_QUALITY) -> bytes:
     """Encode uint8[H, W, 3] as JPEG, at most `width` pixels wide."""
-    from PIL import Image
+    if width is not None and image.shape[1] > width:
+        from PIL import Image
 
-    picture = Image.fromarray(image)
-    if width is not None and picture.width > width:
-        size = width, max(1, round(picture.height * width / picture.width))
-        picture = picture.resize(size, Image.Resampling.LANCZOS)
-    out = io.BytesIO()
-    picture.save(out, "JPEG", quality=quality)
-    return out.getvalue()
+        size = width, max(1, round(image.shape[0] * width / image.shape[1]))
+        image = np.asarray(Image.fromarray(image).resize(size, Image.Resampling.LANCZOS))
+    return encode_image(image, "JPEG", quality=quality)
 
 
 def media_type(file: bytes) -> str:

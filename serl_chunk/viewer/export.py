@@ -17,7 +17,6 @@ from serl_chunk.io import atomic_write, format_bytes, os_reason, plural
 from serl_chunk.types import ConfigError, DataError, SerlChunkError, SparseRows
 from serl_chunk.viewer.catalogue import Catalogue
 from serl_chunk.viewer.content import episode_json, to_jpeg
-from serl_chunk.viewer.labelling import labels_of
 from serl_chunk.viewer.server import ASSETS
 
 PAGE_BYTES = 50_000_000  # of a page, by default
@@ -44,7 +43,7 @@ def write_page(
         DataError: the page cannot be written.
     """
     check_absent(path, "out")
-    catalogue = Catalogue(source, labels=labels_of(source))
+    catalogue = Catalogue(source)
     rows = [row.json() for row in catalogue.gather()]
     info = {"path": str(source.path), "format": source.format, "hz": source.hz or 0.0, "total": len(rows),
             "notes": source.notes(), "refusal": "", "final_discard": False, "left_out": ""}  # fmt: skip
@@ -59,7 +58,10 @@ def write_page(
     left -= sum(len(json.dumps(content)) for content in curves.values())
     kept, recorded = _add_frames(catalogue, curves, left, progress)
     page["episodes"] = curves
-    info["left_out"] = _left_out(kept, recorded, len(numbers) - len(curves))
+    parts = [f"{recorded - kept:,} of {recorded:,} frames are left out"] if kept < recorded else []
+    if rows_only := len(numbers) - len(curves):
+        parts.append(f"{plural(rows_only, 'episode')} of those chosen have their row alone")
+    info["left_out"] = "; ".join(parts)
     document = _document(page)
     try:
         atomic_write(path, document)
@@ -143,13 +145,6 @@ def _thinned(rows: SparseRows, budget: int) -> tuple[list[int], list[str]]:
 
 def _address(rows: SparseRows, i: int) -> str:
     return _PREFIX + base64.b64encode(to_jpeg(np.asarray(rows.values[i]), WIDTH, QUALITY)).decode()
-
-
-def _left_out(kept: int, recorded: int, rows_only: int) -> str:
-    parts = [f"{recorded - kept:,} of {recorded:,} frames are left out"] if kept < recorded else []
-    if rows_only:
-        parts.append(f"{plural(rows_only, 'episode')} of those chosen have their row alone")
-    return "; ".join(parts)
 
 
 def _document(page: dict[str, Any]) -> str:

@@ -47,7 +47,12 @@ def write_mcap(path: Path, episode: Episode, hz: float | None) -> str:
     except ImportError as error:
         hint = "Install it with pip install 'serl-chunk[viz]'"
         raise ConfigError(f"needs the package mcap ({error}). {hint}", parameter="mcap") from error
-    times = _times(episode, hz)
+    stamp = episode.steps.stamp
+    if len(stamp) > 1 and (np.diff(stamp) <= 0).any():
+        if not hz:
+            raise DataError(f"episode {episode.begin.episode_id}: its stamps do not increase. Set hz", parameter="hz")
+        stamp = np.arange(len(stamp)) / hz
+    times = [round(1e9 * float(t - stamp[0])) for t in stamp]
     try:
         with atomic_path(path) as part, part.open("wb") as file:
             writer = _Writer(Writer(file))
@@ -55,16 +60,6 @@ def write_mcap(path: Path, episode: Episode, hz: float | None) -> str:
         return f"wrote {path}: {format_bytes(path.stat().st_size)}, {episode.steps.n} ticks, {writer.messages} messages"
     except OSError as error:
         raise DataError(f"{path}: cannot be written ({os_reason(error)}). Choose another file") from error
-
-
-def _times(episode: Episode, hz: float | None) -> list[int]:
-    """ns of every tick from the first one on."""
-    stamp = episode.steps.stamp
-    if len(stamp) > 1 and (np.diff(stamp) <= 0).any():
-        if not hz:
-            raise DataError(f"episode {episode.begin.episode_id}: its stamps do not increase. Set hz", parameter="hz")
-        stamp = np.arange(len(stamp)) / hz
-    return [round(1e9 * float(t - stamp[0])) for t in stamp]
 
 
 class _Writer:
@@ -75,17 +70,15 @@ class _Writer:
         self._schemas: dict[str, int] = {}
 
     def write(self, episode: Episode, times: list[int]) -> None:
-        """Write every message in the order of time."""
+        """Write every message in the order of time. `times`: ns of every tick from the first one on."""
         begin, steps, end = episode
+        rewards = episode.rewards
         self._writer.start(profile="", library="serl_chunk")
         about = {
             "episode": begin.episode_id, "task": begin.task, "robot": begin.robot, "outcome": end.outcome.value,
             "outcome_by": end.outcome_by, "terminated": str(end.terminated).lower(),
         }  # fmt: skip
         self._writer.add_metadata("episode", about)
-        reward = steps.reward.astype(float)
-        if end.reward is not None:
-            reward[-1] = end.reward
         frames = {
             name: (rows, {int(t): i for i, t in enumerate(rows.index)}) for name, rows in cameras_of(episode).items()
         }
@@ -96,19 +89,19 @@ class _Writer:
                 "/state", "serl_chunk.Values", at, {"tick": tick, "values": steps.observation[STATE][tick].tolist()}
             )
             self._put("/action", "serl_chunk.Values", at, {"tick": tick, "values": steps.action[tick].tolist()})
-            self._put("/reward", "serl_chunk.Value", at, {"tick": tick, "value": float(reward[tick])})
+            self._put("/reward", "serl_chunk.Value", at, {"tick": tick, "value": float(rewards[tick])})
             actor = Actor(int(steps.source[tick])).name.lower()
             self._put("/source", "serl_chunk.Text", at, {"tick": tick, "value": actor})
             if tick in values and np.isfinite(values[tick]):
                 self._put("/decision/q", "serl_chunk.Value", at, {"tick": tick, "value": values[tick]})
             for name, (rows, found) in frames.items():
                 if tick in found:
-                    self._put(
-                        f"/camera/{name}",
-                        "foxglove.CompressedImage",
-                        at,
-                        _image(name, at, frame_file(rows, found[tick])),
-                    )
+                    file = frame_file(rows, found[tick])
+                    image = {
+                        "timestamp": {"sec": at // 10**9, "nsec": at % 10**9}, "frame_id": name,
+                        "format": media_type(file).removeprefix("image/"), "data": base64.b64encode(file).decode(),
+                    }  # fmt: skip
+                    self._put(f"/camera/{name}", "foxglove.CompressedImage", at, image)
         self._writer.finish()
 
     def _put(self, topic: str, schema: str, at: int, message: dict[str, Any]) -> None:
@@ -120,10 +113,3 @@ class _Writer:
         data = json.dumps(message, allow_nan=False).encode()
         self._writer.add_message(self._channels[topic], log_time=at, publish_time=at, data=data)
         self.messages += 1
-
-
-def _image(camera: str, at: int, file: bytes) -> dict[str, Any]:
-    return {
-        "timestamp": {"sec": at // 10**9, "nsec": at % 10**9}, "frame_id": camera,
-        "format": media_type(file).removeprefix("image/"), "data": base64.b64encode(file).decode(),
-    }  # fmt: skip

@@ -246,8 +246,8 @@ def test_area_counts_pairs_in_the_right_order_and_ties_half():
     assert auc(positives, negatives) == pytest.approx(np.mean(pairs))
     assert math.isnan(auc(positives, np.empty(0)))
     curve = roc(np.array([0.8, 0.4]), np.array([0.6, 0.1]))
-    assert curve.false_positives.tolist() == [0, 0, 0.5, 0.5, 1]
-    assert curve.true_positives.tolist() == [0, 0.5, 0.5, 1, 1]
+    assert curve[0].tolist() == [0, 0, 0.5, 0.5, 1]
+    assert curve[1].tolist() == [0, 0.5, 0.5, 1, 1]
 
 
 @pytest.mark.parametrize(

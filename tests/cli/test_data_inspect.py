@@ -157,7 +157,7 @@ def test_data_of_another_robot_is_a_fault_where_the_robot_is_known(folder, capsy
 
 def test_absolute_statistics_are_those_of_the_steps(recorded, tmp_path, capsys):
     assert main(["data", "stats", str(recorded), "--out", str(tmp_path / "s.json"), "--std_floor", "1e-6"]) == 0
-    stats = read_norm_stats(tmp_path / "s.json")
+    stats, _ = read_norm_stats(tmp_path / "s.json")
     steps = [read_episode(f).steps for f in recorded.iterdir()]
     for name, values in (
         ("state", np.concatenate([s.observation["state"] for s in steps])),

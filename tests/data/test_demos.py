@@ -235,7 +235,7 @@ def many(episodes) -> Format:
         source.path = path
         return source
 
-    return Format("many", "a test's", lambda path: path.suffix == ".many", open_many)
+    return Format("many", lambda path: path.suffix == ".many", open_many)
 
 
 def test_a_data_set_gives_its_episodes_with_their_frames_left_where_they_are(tmp_path, spec, make_episode, assert_same):

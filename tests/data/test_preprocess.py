@@ -23,9 +23,8 @@ from serl_chunk.config.agents.language import VOCABULARY, LanguageConfig
 from serl_chunk.config.agents.pi0 import PI0_PRESETS
 from serl_chunk.config.experiment import NormaliserConfig
 from serl_chunk.data.frames import Frames
-from serl_chunk.data.letterbox import letterbox, letterboxed
 from serl_chunk.data.normalise.normaliser import fit_normaliser
-from serl_chunk.data.preprocess import Preprocess, fit_preprocess
+from serl_chunk.data.preprocess import Preprocess, fit_preprocess, letterbox, letterboxed
 from serl_chunk.data.prompts import (
     TOKENIZERS,
     ByteTokenizer,
@@ -78,9 +77,12 @@ def test_an_experiments_transforms_have_its_cameras_and_its_prompts(reading):
         with pytest.raises(ConfigError, match=naming(*words)):
             fit_preprocess(unfit, spec, [])
     # What is saved restores it.
-    meta = {"experiment": "x", **preprocess.fields()}
-    assert set(preprocess.fields()) == {"normaliser_mode", "normaliser_digest"}  # as checkpoints always had it
-    again = Preprocess.restored(config, spec, meta, preprocess.to_arrays())
+    meta = {"experiment": "x", **preprocess.normaliser.fields()}
+    assert set(preprocess.normaliser.fields()) == {
+        "normaliser_mode",
+        "normaliser_digest",
+    }  # as checkpoints always had it
+    again = Preprocess.restored(config, spec, meta, preprocess.normaliser.to_arrays())
     assert again.digest() == preprocess.digest() == meta["normaliser_digest"]
     assert again.image_keys == preprocess.image_keys
     assert again.prompts is not None

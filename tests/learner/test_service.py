@@ -98,7 +98,8 @@ def test_a_recording_that_streams_is_no_actor(service):
     replay.add_demo(known := episode(0))
     router.demonstrations.hold([known])
     fields = {"normaliser_mode": "m", "normaliser_digest": "d"}
-    preprocess = SimpleNamespace(fields=lambda: fields, to_arrays=lambda: {"mean": np.zeros(2, np.float32)})
+    normaliser = SimpleNamespace(fields=lambda: fields, to_arrays=lambda: {"mean": np.zeros(2, np.float32)})
+    preprocess = SimpleNamespace(normaliser=normaliser)
     learner = learner_with(
         router=router, preprocess=preprocess, episodes=0, env_steps=0, human_ticks=0,
         status=lambda: {"env_steps": 0}, trainer=SimpleNamespace(steps_allowed=lambda: 8),

@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 from errors import naming
-from live_desk import NAMES, SPEC, Recorded, Viewer, serving, step, wait_until
+from live_desk import NAMES, Recorded, Viewer, serving, step, wait_until
 from PIL import Image
 
 from serl_chunk.console.bindings import EFFECTIVE, KEYS, STOPS, Action, ActorState
@@ -162,7 +162,6 @@ def test_events_have_the_state_of_the_terminal(desk, viewers):
     info = viewers[0].get("info")
     assert info["keys"] == {key: str(action) for action, keys in KEYS.items() for key in keys}
     assert set(info["stops"]) == {"space", "x", "escape"}
-    assert info["joint_of_action"] == list(SPEC.joint_of_action)
     assert len(info["names"]) == 3
     buttons = {button["action"]: button["key"] for button in info["buttons"]}
     assert buttons == {str(action): keys[0] for action, keys in KEYS.items()}

@@ -10,7 +10,7 @@ from coded_episodes import SPEC, config, make, preprocess
 from coded_replay import RNG, coded
 from deferred_episodes import lazy
 
-from serl_chunk.data.letterbox import letterbox
+from serl_chunk.data.preprocess import letterbox
 from serl_chunk.replay.memory import estimate_disk_bytes
 from serl_chunk.replay.replay import Replay
 from serl_chunk.transport.wire.jpeg import encode_jpeg, jpeg_images

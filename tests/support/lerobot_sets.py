@@ -89,7 +89,7 @@ def write(sink: LeRobotSink, episodes: Sequence[Episode], hz: float = HZ) -> Pat
     assert sink.placed(layout, []) == 0
     for number, episode in enumerate(episodes):
         staged.append(plain(sink.stage(layout, number, episode)))
-        sink.place(layout, number, staged[-1])
+        sink.place(layout, staged)
     sink.finish(layout, staged)
     return sink.folder
 

@@ -28,8 +28,9 @@ def untrained_run(config: ExperimentConfig, folder: Path, step: int = 5) -> Path
     with run.locked():
         run.write_config()
     store = CheckpointStore(folder)
-    meta = {"env_steps": 0, "human_ticks": 0, "base_digest": agent.base_digest, **preprocess.fields()}
-    assert store.save(step, {"empty": jnp.zeros(1)}, agent.flatten_params(params), preprocess.to_arrays(), meta)
+    meta = {"env_steps": 0, "human_ticks": 0, "base_digest": agent.base_digest, **preprocess.normaliser.fields()}
+    arrays = preprocess.normaliser.to_arrays()
+    assert store.save(step, {"empty": jnp.zeros(1)}, agent.flatten_params(params), arrays, meta)
     assert store.wait()
     store.close()
     return folder

@@ -23,7 +23,7 @@ from serl_chunk.data.lerobot.writer import LeRobotSink
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.runs.episodes import FORMAT
 from serl_chunk.types import Begin, Episode, Outcome, Source, SparseRows
-from serl_chunk.viewer.server import Server, Viewer
+from serl_chunk.viewer.server import Viewer
 
 ENDS = ("success", "failure", "limit", "success")
 LENGTH = 12
@@ -111,16 +111,14 @@ class Browser(Requests):
 def viewing(path: Path, **options: Any) -> Iterator[Browser]:
     """A viewer of `path` that serves."""
     viewer = Viewer(open_episodes(path, ReadOptions(labels=False, **options), None, (FORMAT,)))
-    server = Server(viewer)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread = threading.Thread(target=viewer.serve_forever, kwargs={"poll_interval": 0.01})
     viewer.catalogue.start()
     thread.start()
     try:
-        yield Browser(server.url)
+        yield Browser(viewer.url)
     finally:
-        server.shutdown()
+        viewer.shutdown()
         thread.join()
-        server.server_close()
         viewer.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import socket
 import threading
@@ -19,7 +20,7 @@ from serl_chunk.runs.episodes import FORMAT
 from serl_chunk.types import ConfigError
 from serl_chunk.viewer import catalogue
 from serl_chunk.viewer import server as viewer_server
-from serl_chunk.viewer.server import Server, Viewer
+from serl_chunk.viewer.server import Viewer
 
 
 @pytest.fixture(scope="module")
@@ -168,9 +169,9 @@ def test_an_unreadable_episode_does_not_hide_the_others(tmp_path):
 
 
 def test_a_port_in_use_is_named(folders):
-    viewer = Viewer(open_episodes(folders["hdf5"], ReadOptions(labels=False)))
-    with Server(viewer) as first, pytest.raises(ConfigError, match=naming(first.port)) as error:
-        Server(viewer, first.port)
+    source = open_episodes(folders["hdf5"], ReadOptions(labels=False))
+    with contextlib.closing(Viewer(source)) as first, pytest.raises(ConfigError, match=naming(first.port)) as error:
+        Viewer(source, port=first.port)
     assert error.value.parameter == "port"
     with pytest.raises(ConfigError, match=naming(70000)):
-        Server(viewer, 70000)
+        Viewer(source, port=70000)

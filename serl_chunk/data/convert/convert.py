@@ -11,16 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from serl_chunk.data.convert.manifest import Manifest
-from serl_chunk.data.convert.workers import (
-    QUEUED,
-    ConversionSpec,
-    EpisodeJob,
-    ProcessPool,
-    RefusedEpisode,
-    SerialPool,
-    Staged,
-    WorkerFault,
-)
+from serl_chunk.data.convert.workers import ConversionSpec, EpisodeJob, Pool, RefusedEpisode, Staged, WorkerFault
 from serl_chunk.data.source import Json, Sink, Source
 from serl_chunk.io import os_reason, plural
 from serl_chunk.types import ConfigError, DataError
@@ -147,9 +138,9 @@ class _Conversion:
         staged = [e["staged"] for e in self.manifest.of_kind("placed")]
         self.already = self.sink.placed(self.layout, staged)
         self.manifest.keep_placed(self.already)
-        self.placed = self.manifest.of_kind("placed")
-        self.steps = sum(e["steps"] for e in self.placed)
-        self.decided = len(self.placed) + len(self.manifest.of_kind("skipped"))
+        self.staged: list[Json] = staged[: self.already]  # of the placed episodes
+        self.steps = sum(e["steps"] for e in self.manifest.of_kind("placed"))
+        self.decided = len(self.staged) + len(self.manifest.of_kind("skipped"))
 
     def decide_layout(self) -> Json:
         """Return the sink's layout, from the first episode that can be read."""
@@ -172,15 +163,15 @@ class _Conversion:
         self.report_progress()
         work = ConversionSpec(self.source, self.sink, self.layout, tolerance_s)
         n = 0 if self.enough() else min(workers, len(self.keys) - self.decided)
-        with contextlib.closing(ProcessPool(work, n, self.manifest.descriptor) if n else SerialPool(work)) as pool:
-            self.drive(pool, window=max(1, QUEUED * n))
+        with contextlib.closing(Pool(work, n, self.manifest.descriptor)) as pool:
+            self.drive(pool)
 
-    def drive(self, pool: SerialPool | ProcessPool, window: int) -> None:
-        """Keep the pool busy, at most `window` episodes ahead of the one to be placed next."""
+    def drive(self, pool: Pool) -> None:
+        """Keep the pool busy, at most its window of episodes ahead of the one to be placed next."""
         begun, limit = self.decided, len(self.keys)
         ready: dict[int, Staged | RefusedEpisode] = {}
         while not self.enough():
-            while begun < min(limit, self.decided + window) and pool.idle():
+            while begun < min(limit, self.decided + pool.window) and pool.idle():
                 pool.submit(EpisodeJob(begun, self.keys[begun]))
                 begun += 1
             for result in pool.results():
@@ -199,10 +190,9 @@ class _Conversion:
         number, key = result.job
         if isinstance(result, Staged):
             sizes = {"steps": result.steps, "frames": result.frames, "bytes": result.nbytes}
-            entry = {"kind": "placed", "number": number, "key": key, "staged": result.staged, **sizes}
-            self.manifest.append(entry)
-            self.sink.place(self.layout, len(self.placed), result.staged)
-            self.placed.append(entry)
+            self.manifest.append({"kind": "placed", "number": number, "key": key, "staged": result.staged, **sizes})
+            self.staged.append(result.staged)
+            self.sink.place(self.layout, self.staged)
             self.steps += result.steps
             self.frames += result.frames
             self.nbytes += result.nbytes
@@ -215,13 +205,13 @@ class _Conversion:
 
     def report_progress(self) -> None:
         if self.progress is not None:
-            seconds, skipped = time.monotonic() - self.began, self.decided - len(self.placed)
+            seconds, skipped = time.monotonic() - self.began, self.decided - len(self.staged)
             self.progress(Progress(self.decided, len(self.keys), skipped, self.frames, self.nbytes, seconds))
 
     def finish(self) -> None:
-        if not self.placed:
+        if not self.staged:
             raise self.nothing(self.manifest.of_kind("skipped")[0]["reason"])
-        self.sink.finish(self.layout, [e["staged"] for e in self.placed])
+        self.sink.finish(self.layout, self.staged)
         self.manifest.append({"kind": "finished"})
 
     def report(self) -> Report:

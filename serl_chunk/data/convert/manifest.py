@@ -41,7 +41,11 @@ class Manifest:
     def __init__(self, folder: Path, settings: Json, *, resume: bool) -> None:
         self.path = folder / NAME
         self.entries: list[Json] = []
-        _refuse_other_files(folder)
+        if folder.exists() and not folder.is_dir():
+            raise ConfigError(f"{folder}: is a file. Give a folder for the data set")
+        names = sorted(os.listdir(folder)) if folder.exists() else []
+        if names and NAME not in names:
+            raise ConfigError(f"{folder}: has other files ({', '.join(names[:3])}, ...). Give an empty or new folder")
         try:
             folder.mkdir(parents=True, exist_ok=True)
             # A process with a copy of it holds the lock too.
@@ -131,13 +135,3 @@ class Manifest:
         os.ftruncate(self.descriptor, sum(map(len, self.path.read_bytes().splitlines(keepends=True)[:n])))
         os.fsync(self.descriptor)
         del self.entries[n:]
-
-
-def _refuse_other_files(folder: Path) -> None:
-    if not folder.exists():
-        return
-    if not folder.is_dir():
-        raise ConfigError(f"{folder}: is a file. Give a folder for the data set")
-    names = sorted(os.listdir(folder))
-    if names and NAME not in names:
-        raise ConfigError(f"{folder}: has other files ({', '.join(names[:3])}, ...). Give an empty or new folder")

@@ -92,40 +92,20 @@ def stage(work: ConversionSpec, job: EpisodeJob) -> Result:
     return Staged(job, staged, steps.n, sum(map(len, images)), nbytes)
 
 
-class SerialPool:
-    """Stages one job at a time in this process."""
-
-    def __init__(self, work: ConversionSpec) -> None:
-        self._work = work
-        self._jobs: list[EpisodeJob] = []
-
-    def idle(self) -> int:
-        """Return how many jobs may be submitted now."""
-        return 1 - len(self._jobs)
-
-    def submit(self, job: EpisodeJob) -> None:
-        self._jobs.append(job)
-
-    def results(self) -> Sequence[Result]:
-        """Wait until a job is done."""
-        return [stage(self._work, self._jobs.pop())]
-
-    def close(self) -> None:
-        """End, also amid a job."""
-
-
-class ProcessPool:
-    """As `SerialPool`, in `n` processes started anew (`spawn`), since a fork would copy this one's threads.
+class Pool:
+    """Stages jobs in `n` processes started anew (`spawn`), since a fork would copy this one's threads; 0: in this one.
 
     Each has `QUEUED` jobs at most, the one it works on included: it need not wait while this process writes a file.
-    They end with this process, however that ends, and keep the file descriptor `held` open until then.
+    They end with this process, however that ends, and keep the file descriptor `held` open until then. This process has
+    one job at most.
     """
 
     def __init__(self, work: ConversionSpec, n: int, held: int) -> None:
         context = multiprocessing.get_context("spawn")
-        self._where = work.source.path
+        self._work, self.window = work, max(1, QUEUED * n)  # jobs at most
         self._workers: list[tuple[BaseProcess, Connection]] = []
-        self._jobs: list[deque[EpisodeJob]] = []  # of each worker, the one it works on first
+        # Of each worker, the one it works on first.
+        self._jobs: list[deque[EpisodeJob]] = [deque() for _ in range(max(1, n))]
         lock = Connection(os.dup(held))  # the one thing with a descriptor that a spawned process can be passed
         try:
             for i in range(n):
@@ -134,7 +114,6 @@ class ProcessPool:
                 process.start()
                 theirs.close()
                 self._workers.append((process, ours))
-                self._jobs.append(deque())
         except BaseException:
             self.close()
             raise
@@ -142,15 +121,20 @@ class ProcessPool:
             lock.close()
 
     def idle(self) -> int:
-        return QUEUED * len(self._jobs) - sum(map(len, self._jobs))
+        """Return how many jobs may be submitted now."""
+        return self.window - sum(map(len, self._jobs))
 
     def submit(self, job: EpisodeJob) -> None:
         index = min(range(len(self._jobs)), key=lambda i: len(self._jobs[i]))
         self._jobs[index].append(job)
-        with contextlib.suppress(OSError):  # it is dead, which `results` returns
-            self._workers[index][1].send(job)
+        if self._workers:
+            with contextlib.suppress(OSError):  # it is dead, which `results` returns
+                self._workers[index][1].send(job)
 
     def results(self) -> Sequence[Result]:
+        """Wait until a job is done."""
+        if not self._workers:
+            return [stage(self._work, self._jobs[0].pop())]
         found: list[Result] = []
         while not found:
             busy = {i: self._workers[i] for i, jobs in enumerate(self._jobs) if jobs}
@@ -162,25 +146,23 @@ class ProcessPool:
                     found.append(ours.recv())  # what it sent before it died counts
                 except (EOFError, OSError):
                     process.join()
-                    key = self._jobs[i][0].key
-                    return [WorkerFault(f"{self._where}: episode {key}: {_death(process.exitcode)}")]
+                    status, how = process.exitcode or 0, f"ended with status {process.exitcode}"
+                    if status < 0:
+                        memory = " (out of memory? Use fewer workers)" if -status == signal.SIGKILL else ""
+                        how = f"was killed by {signal.Signals(-status).name}{memory}"
+                    where = f"{self._work.source.path}: episode {self._jobs[i][0].key}"
+                    remedy = "Resume, or leave the episode out"
+                    return [WorkerFault(f"{where}: the process that converted it {how}. {remedy}")]
                 self._jobs[i].popleft()
         return found
 
     def close(self) -> None:
+        """End, also amid a job."""
         for process, ours in self._workers:
             ours.close()
             process.kill()  # what it leaves half done is removed by the next attempt, as after a power cut
         for process, _ in self._workers:
             process.join()
-
-
-def _death(status: int | None) -> str:
-    how = f"ended with status {status}"
-    if status is not None and status < 0:
-        memory = " (out of memory? Use fewer workers)" if -status == signal.SIGKILL else ""
-        how = f"was killed by {signal.Signals(-status).name}{memory}"
-    return f"the process that converted it {how}. Resume, or leave the episode out"
 
 
 def _serve(work: ConversionSpec, connection: Connection, held: Connection) -> None:

@@ -67,7 +67,16 @@ class D4rlSource:
         self._sparse = bool(np.isin(reward, (0, 1)).all() and reward.max() == 1)
         # Dense rewards reach 1 on the way: no episode may be cut there.
         self.rewards_mark_success = bool(np.isin(reward, (0, 1)).all() or np.isin(reward, (-1, 0)).all())
-        spans = self._spans_of(closed, terminal)
+        closed |= {int(i): "terminal" for i in np.flatnonzero(terminal)}
+        closed.setdefault(n - 1, "last")
+        spans: list[_Span] = []
+        start, before = 0, ""
+        for end in sorted(closed):
+            if start == end and before == closed[end] == "terminal":
+                self._after_goal += 1
+            else:
+                spans.append(_Span(start, end + 1, closed[end]))
+            start, before = end + 1, closed[end]
         keys = take_fraction([str(s.start) for s in spans], options.proportion, [s.stop - s.start for s in spans])
         self._spans = dict(zip(keys, spans, strict=False))
 
@@ -137,19 +146,6 @@ class D4rlSource:
             )
         return "`terminals` alone (there are no timeouts: an episode that a time limit ended is not noticed)", {}
 
-    def _spans_of(self, closed: dict[int, str], terminal: np.ndarray) -> list[_Span]:
-        closed = closed | {int(i): "terminal" for i in np.flatnonzero(terminal)}
-        closed.setdefault(len(terminal) - 1, "last")
-        spans: list[_Span] = []
-        start, before = 0, ""
-        for end in sorted(closed):
-            if start == end and before == closed[end] == "terminal":
-                self._after_goal += 1
-            else:
-                spans.append(_Span(start, end + 1, closed[end]))
-            start, before = end + 1, closed[end]
-        return spans
-
     def _source(self) -> Source:
         name = self.path.stem.lower()
         return Source.HUMAN if "human" in name else Source.RANDOM if "random" in name else Source.POLICY
@@ -159,4 +155,4 @@ def _matches(path: Path) -> bool:
     return looks_like(path, lambda file: all(isinstance(member(path, file, name), h5py.Dataset) for name in _NEEDED))
 
 
-FORMAT = Format("d4rl", "D4RL's HDF5 data set", _matches, D4rlSource)
+FORMAT = Format("d4rl", _matches, D4rlSource)

@@ -53,8 +53,7 @@ class EpisodeFiles:
         return not self.options.reward_every_step
 
     def keys(self) -> list[str]:
-        keys = kept(list(self.files), self.labels, self._recorded)
-        return take_fraction(keys, self.options.proportion) if keys else keys
+        return take_fraction(kept(list(self.files), self.labels, self._recorded), self.options.proportion)
 
     def read(self, key: str) -> Episode:
         episode, label = self._recorded(key), self.labels.get(key)
@@ -136,14 +135,12 @@ def _open(path: Path, options: ReadOptions) -> EpisodeFiles:
 def _find(path: Path, options: ReadOptions) -> tuple[dict[str, Path], dict[str, float]]:
     scores = dict(options.scores) or SCORES
     folders = {folder.name: folder for folder in _folders(path)}
-    absent = sorted(set(dict(options.scores)) - set(folders))
-    if absent:
+    if absent := sorted(set(dict(options.scores)) - set(folders)):
         there = ", ".join(folders) or "none"
         raise DataError(
             f"{path} has no episodes in {', '.join(absent)}. Folders with episodes: {there}", parameter="scores"
         )
-    unknown = sorted(set(folders) - set(scores), key=natural_sort_key)
-    if unknown:
+    if unknown := sorted(set(folders) - set(scores), key=natural_sort_key):
         raise DataError(
             f"the rewards of the episodes in {', '.join(unknown)} of {path} are unknown. Set it to "
             f"{','.join(f'{name}=REWARD' for name in unknown)} (and the others', if any), or read one folder alone",
@@ -166,6 +163,4 @@ def _folders(path: Path) -> list[Path]:
     return sorted_files(p for p in path.iterdir() if p.is_dir() and not p.name.startswith(".") and _files(p))
 
 
-FORMAT = Format(
-    "episodes", "HDF5, one file an episode: ours, ALOHA, ACT, mobile ALOHA; folders of them", _matches, _open
-)
+FORMAT = Format("episodes", _matches, _open)

@@ -34,7 +34,7 @@ import numpy as np
 
 from serl_chunk.data.formats.aloha import IMAGES, attribute_text, cameras_in, joint_columns, open_aloha, recorded_hz
 from serl_chunk.data.formats.hdf5_io import array, close_files, frames_of, member, names, new_hdf5, opened
-from serl_chunk.data.frames import FileVersion, Frames
+from serl_chunk.data.frames import FileVersion
 from serl_chunk.data.source import ReadOptions, decode_images
 from serl_chunk.data.validate import check_episode
 from serl_chunk.io import fsync_path, os_reason
@@ -219,9 +219,7 @@ def _fixed_text(text: str) -> np.ndarray:
     return np.array(data, h5py.string_dtype(length=max(len(data), 1)))
 
 
-def _write_frames(
-    images: h5py.Group, name: str, frames: np.ndarray | Frames, compress: bool, check_disk: Callable[[], None]
-) -> None:
+def _write_frames(images: h5py.Group, name: str, frames: Any, compress: bool, check_disk: Callable[[], None]) -> None:
     """One frame a chunk, as ALOHA does, so that a loader may read single ticks."""
     options = {"compression": "gzip", "compression_opts": 1} if compress else {}
     dataset = images.create_dataset(name, frames.shape, np.uint8, chunks=(1, *frames.shape[1:]), **options)
@@ -281,10 +279,16 @@ def _read(path: Path, version: FileVersion, file: h5py.File, options: ReadOption
     reward, outcome = rl.attrs.get("end_reward"), attribute_text(attribute("outcome"))
     if outcome not in list(Outcome):
         raise DataError(f"{path}: /rl outcome is {outcome!r}; valid: {', '.join(Outcome)}")
+    final: Observation | None = None
+    if (group := member(path, file, "/rl/final_observation")) is not None:
+        final = {STATE: array(path, file, "/rl/final_observation/state")}
+        for camera in member(path, group, "images") or ():
+            if options.cameras is None or camera in options.cameras:
+                final[IMAGE_PREFIX + camera] = array(path, file, f"/rl/final_observation/images/{camera}", None)
     end = End(
         episode_id=begin.episode_id,
         length=len(action),
-        final_observation=_read_final(path, file, options.cameras),
+        final_observation=final,
         terminated=bool(attribute("terminated")),
         truncated=bool(attribute("truncated")),
         outcome=Outcome(outcome),
@@ -304,14 +308,3 @@ def joints_in(file: h5py.File) -> tuple[int, ...] | None:
         found = (i for i in range(state.shape[1]) if i not in columns and np.array_equal(state[:, i], joint))
         columns.append(next(found, -1))
     return None if -1 in columns else tuple(columns)
-
-
-def _read_final(path: Path, file: h5py.File, cameras: Sequence[str] | None) -> Observation | None:
-    group = member(path, file, "/rl/final_observation")
-    if group is None:
-        return None
-    final = {STATE: array(path, file, "/rl/final_observation/state")}
-    for camera in member(path, group, "images") or ():
-        if cameras is None or camera in cameras:
-            final[IMAGE_PREFIX + camera] = array(path, file, f"/rl/final_observation/images/{camera}", None)
-    return final

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Self
 
 from serl_chunk.data.formats.hdf5 import write_episode, write_file
 from serl_chunk.data.frames import with_repeated_frames
@@ -19,13 +19,7 @@ from serl_chunk.data.validate import check_shapes, shapes_of
 from serl_chunk.io import folder_fault, fsync_path
 from serl_chunk.types import Begin, ConfigError, DataError, End, Episode, RobotSpec, Step, StepBlock
 
-
-class _Closed(NamedTuple):
-    """An episode to be written."""
-
-    begin: Begin
-    steps: list[Step]
-    end: End
+_Closed = tuple[Begin, list[Step], End]  # an episode to be written
 
 
 class EpisodeWriter:
@@ -78,7 +72,7 @@ class EpisodeWriter:
             opened = "none" if self._begin is None else self._begin.episode_id
             raise DataError(f"the end of episode {record.episode_id} does not match the open one ({opened})")
         if self._steps:
-            self._submit(_Closed(self._begin, self._steps, record))
+            self._submit((self._begin, self._steps, record))
         self._begin, self._steps = None, []
 
     def flush(self) -> None:
@@ -167,8 +161,8 @@ class Hdf5Sink:
             part.unlink()
         return sum(1 for _ in itertools.takewhile(Path.exists, map(self._file, range(len(staged)))))
 
-    def place(self, layout: Json, index: int, staged: Json) -> None:
-        os.replace(self._part(staged["number"]), self._file(index))
+    def place(self, layout: Json, staged: list[Json]) -> None:
+        os.replace(self._part(staged[-1]["number"]), self._file(len(staged) - 1))
         fsync_path(self.folder)
 
     def finish(self, layout: Json, staged: list[Json]) -> None:

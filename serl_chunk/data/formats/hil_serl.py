@@ -56,13 +56,10 @@ class Transitions(NamedTuple):
     ignored: tuple[str, ...]  # observations that are neither the state nor a camera
     rows: list[dict[str, Any]]
 
-    def frames(self, camera: str, start: int, stop: int) -> np.ndarray:
+    def frames(self, camera: str, start: int, stop: int, of: str = "observations") -> np.ndarray:
         """Return the images uint8[stop - start, H, W, 3] before the steps `start..stop`, as stored."""
         shape = self.cameras[camera]
-        return np.stack([row["observations"][camera].reshape(shape) for row in self.rows[start:stop]])
-
-    def next_frame(self, camera: str, i: int) -> np.ndarray:
-        return np.array(self.rows[i]["next_observations"][camera].reshape(self.cameras[camera]))
+        return np.stack([row[of][camera].reshape(shape) for row in self.rows[start:stop]])
 
     def digests(self) -> list[bytes]:
         """Return twenty bytes for each transition, by which it is recognised in another file."""
@@ -79,8 +76,7 @@ def load_transitions(path: Path) -> Transitions:
     for i, row in enumerate(rows):
         if type(row) is not dict:
             raise DataError(f"{path}: transition {i} is a {type(row).__name__}, not a dict; is this another pickle?")
-        missing = [k for k in _REQUIRED if k not in row]
-        if missing:
+        if missing := [k for k in _REQUIRED if k not in row]:
             keys = ", ".join(map(str, row)) or "nothing"
             raise DataError(f"{path}: transition {i} has no {' and no '.join(missing)}; it has: {keys}")
         for key in _OBSERVATIONS:
@@ -147,9 +143,8 @@ def _cameras(path: Path, rows: list[dict[str, Any]]) -> tuple[dict[str, tuple[in
     """The cameras that every observation has, checked, and the names of the other observations."""
     first = rows[0]["observations"]
     cameras = {k: v.shape[-3:] for k, v in first.items() if k != STATE and _is_image(v)}
-    unnamed = next((k for k in cameras if type(k) is not str), None)
-    if unnamed is not None:
-        raise DataError(f"{path}: a camera's name is {unnamed!r}, which is no text; is this another pickle?")
+    if unnamed := [k for k in cameras if type(k) is not str]:
+        raise DataError(f"{path}: a camera's name is {unnamed[0]!r}, which is no text; is this another pickle?")
     ignored = tuple(str(k) for k in first if k != STATE and k not in cameras)
     for i, row in enumerate(rows):
         for key in _OBSERVATIONS:
@@ -191,7 +186,14 @@ class HilSerlSource:
             )
         self.path, self._options = path, options
         self.hz = options.rate()
-        self._files, self._marks = _files_of(path)
+        self._files = next((f for f in map(_pickles, _folders(path)) if f), []) if path.is_dir() else [path]
+        if not self._files:
+            raise DataError(
+                f"{path}: no .pkl file in it, nor in its buffer. Pass HIL-SERL's demo_data or a run's folder"
+            )
+        folder = self._files[0].parent
+        marks = folder.parent / "demo_buffer"  # interventions among them
+        self._marks = _pickles(marks) if folder.name == "buffer" and marks.is_dir() else []
         self._firsts: list[int] = []  # number of each file's first transition, and that of all
         self._counts: Counter[str] = Counter()
         self._cameras: dict[str, str] = {}  # name here -> name in the files
@@ -209,26 +211,26 @@ class HilSerlSource:
         """See Source. Its images are arrays: a pickle cannot be read in parts."""
         check_key(self._spans, key, self.path)
         span = self._spans[key]
-        columns: dict[str, list[np.ndarray]] = {}
-        parts = self._parts(span)
+        rows: list[list[np.ndarray]] = []  # of each file
+        parts, cameras = self._parts(span), {IMAGE_PREFIX + name: stored for name, stored in self._cameras.items()}
         for file, start, stop in parts:
             t = self._load(file)
-            values = {"state": t.state, "action": t.action, "reward": t.reward, "source": self._sources(file, t)}
-            for name, value in values.items():
-                columns.setdefault(name, []).append(value[start:stop])
-            for camera, stored in self._cameras.items():
-                columns.setdefault(IMAGE_PREFIX + camera, []).append(self._rgb(t.frames(stored, start, stop)))
+            columns = (each[start:stop] for each in (t.state, t.action, t.reward, self._sources(file, t)))
+            rows.append([*columns, *(self._rgb(t.frames(stored, start, stop)) for stored in cameras.values())])
         last = stop - 1
         final = {STATE: t.next_state[last]}
-        for camera, stored in self._cameras.items():
-            final[IMAGE_PREFIX + camera] = self._rgb(t.next_frame(stored, last))
-        whole = {name: np.concatenate(pieces) for name, pieces in columns.items()}
-        state, action, reward, source = (whole.pop(name) for name in ("state", "action", "reward", "source"))
+        for name, stored in cameras.items():
+            final[name] = self._rgb(t.frames(stored, last, stop, "next_observations")[0])
+        state, action, reward, source, *images = map(np.concatenate, zip(*rows, strict=True))
         ticks = np.arange(len(action), dtype=np.int32)
-        sparse = {name: SparseRows(ticks, frames) for name, frames in whole.items()}
+        sparse = {name: SparseRows(ticks, frames) for name, frames in zip(cameras, images, strict=True)}
         steps = make_steps("", state, action, self.hz, sparse, reward=reward, source=source)
         path, first = self._files[parts[0][0]], parts[0][1]
-        ending = self._ending(span.closed, final, float(reward[-1]))
+        ending = Ending(final, False, Outcome.UNKNOWN)
+        if span.closed == "success":
+            ending = Ending(final, True, Outcome.SUCCESS, reward=1.0 if reward[-1] <= 0 else None)
+        elif span.closed == "done" and self._options.success is False:
+            ending = Ending(final, True, Outcome.FAILURE)
         return imported_episode(f"{path}, transition {first}", f"{path.stem}-{first}", steps, ending, self._options)
 
     def notes(self) -> list[str]:
@@ -266,13 +268,6 @@ class HilSerlSource:
     def _rgb(self, frames: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(frames[..., ::-1]) if self._options.color == "bgr" else frames
 
-    def _ending(self, closed: str, final: dict[str, np.ndarray], reward: float) -> Ending:
-        if closed == "success":
-            return Ending(final, True, Outcome.SUCCESS, reward=1.0 if reward <= 0 else None)
-        if closed == "done" and self._options.success is False:
-            return Ending(final, True, Outcome.FAILURE)
-        return Ending(final, False, Outcome.UNKNOWN)
-
     def _load(self, file: int) -> Transitions:
         if self._held is None or self._held[0] != file:
             self._held = None  # first, so that there never are two
@@ -299,7 +294,10 @@ class HilSerlSource:
         for file, path in enumerate(self._files):
             t = self._load(file)
             shapes = self._same_shapes(path, t, shapes)
-            self._count(path, t)
+            known, n = int(t.has_infos.sum()), len(t.done)
+            by_name = "file name" if _is_demo(path) or _is_buffer(path) else "nothing"
+            by = "demo_buffer" if self._marks and not _is_demo(path) else by_name
+            self._counts.update({"transitions": n, "grasp_penalty": t.penalised, "infos": known, by: n - known})
             columns.append((t.state, t.next_state, t.reward, t.done, t.mask, t.success))
         self._firsts = [0, *np.cumsum([len(done) for *_, done, _, _ in columns]).tolist()]
         state, after, reward, done, mask, success = map(np.concatenate, zip(*columns, strict=True))
@@ -319,14 +317,6 @@ class HilSerlSource:
         bounds = enumerate(itertools.pairwise(self._firsts))
         parts = [(i, max(span.start, first) - first, min(span.stop, end) - first) for i, (first, end) in bounds]
         return [part for part in parts if part[1] < part[2]]
-
-    def _count(self, path: Path, t: Transitions) -> None:
-        known, n = int(t.has_infos.sum()), len(t.done)
-        self._counts.update({"transitions": n, "grasp_penalty": t.penalised, "infos": known})
-        if self._marks and not _is_demo(path):
-            self._counts["demo_buffer"] += n - known
-        elif _is_demo(path) or _is_buffer(path):
-            self._counts["file name"] += n - known
 
     def _same_shapes(self, path: Path, t: Transitions, before: tuple[Any, ...]) -> tuple[Any, ...]:
         """Dimensions that all files must share; sets the cameras by the first. Raises DataError."""
@@ -349,16 +339,6 @@ def _pickles(folder: Path) -> list[Path]:
     return sorted_files(p for p in folder.iterdir() if p.suffix.lower() in _SUFFIXES and p.is_file())
 
 
-def _files_of(path: Path) -> tuple[list[Path], list[Path]]:
-    """The files to read, and those of the interventions among them (a run's `demo_buffer`)."""
-    files = [path] if not path.is_dir() else next((f for f in map(_pickles, _folders(path)) if f), [])
-    if not files:
-        raise DataError(f"{path}: no .pkl file in it, nor in its buffer. Pass HIL-SERL's demo_data or a run's folder")
-    folder = files[0].parent
-    marks = folder.parent / "demo_buffer"
-    return files, _pickles(marks) if folder.name == "buffer" and marks.is_dir() else []
-
-
 def _folders(path: Path) -> list[Path]:
     return [p for p in (path, path / "buffer", path / "demo_buffer") if p.is_dir()]
 
@@ -375,6 +355,4 @@ def _matches(path: Path) -> bool:
     return path.suffix.lower() in _SUFFIXES if path.is_file() else any(map(_pickles, _folders(path)))
 
 
-FORMAT = Format(
-    "hil_serl", "HIL-SERL's pickled transitions: a .pkl file, a folder of them, or a run", _matches, HilSerlSource
-)
+FORMAT = Format("hil_serl", _matches, HilSerlSource)

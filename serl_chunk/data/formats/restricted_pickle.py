@@ -57,11 +57,8 @@ class DisallowedPickleError(Exception):
     """The pickle names something that is not on the list."""
 
 
-@dataclasses.dataclass(slots=True, eq=False)
-class Global:
+class Global(str):
     """A class or function on the list, as a name: there is nothing to call."""
-
-    name: str
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -98,12 +95,12 @@ def _call(name: str, arguments: tuple[Any, ...]) -> Any:
     types = tuple(type(a) for a in arguments)
     if name == "_reconstruct":
         first = arguments[0] if arguments else None
-        if type(first) is Global and first.name == "ndarray" and arguments[1:] == ((0,), b"b"):
+        if type(first) is Global and first == "ndarray" and arguments[1:] == ((0,), b"b"):
             return PendingArray()
     elif name == "_reconstruct_array" and len(arguments) == 4:
         maker = arguments[0]
-        if type(maker) is Global and maker.name == "_reconstruct" and type(arguments[1]) is tuple:
-            _call(maker.name, arguments[1])  # which refuses other arguments
+        if type(maker) is Global and maker == "_reconstruct" and type(arguments[1]) is tuple:
+            _call(maker, arguments[1])  # which refuses other arguments
             return _array_of(arguments[2])
     elif name == "FrozenDict" and types == (dict,):
         return dict(arguments[0])
@@ -207,8 +204,8 @@ class _Machine:
     def __init__(self, path: Path, file: BinaryIO, size: int) -> None:
         self._path, self._size = path, size
         self._file = _Bounded(file, size)
-        self._stack: list[Any] = []
-        self._marks: list[int] = []
+        self._stack: list[Any] = []  # the values behind the last mark
+        self._below: list[list[Any]] = []  # those before each mark
         self._memo: list[Any] = []
         # An empty dict takes 64 times the byte that makes it; transitions hold a container in 10 bytes or more.
         self._containers = 10_000 + size // 4
@@ -238,7 +235,7 @@ class _Machine:
             ) from None
 
     def _result(self) -> Any:
-        if len(self._stack) != 1 or self._marks:
+        if len(self._stack) != 1 or self._below:
             raise MalformedPickleError(f"{len(self._stack)} values are left at its end")
         if self._file.tell() != self._size:
             raise MalformedPickleError(
@@ -257,24 +254,17 @@ class _Machine:
         return [self.pop() for _ in range(n)][::-1]
 
     def mark(self) -> None:
-        self._marks.append(len(self._stack))
+        self._below.append(self._stack)
+        self._stack = []
 
     def pop_mark(self) -> list[Any]:
-        if not self._marks:
+        if not self._below:
             raise MalformedPickleError("a mark is missing")
-        start = self._marks.pop()
-        items = self._stack[start:]
-        del self._stack[start:]
+        items, self._stack = self._stack, self._below.pop()
         return items
 
-    def pop_or_unmark(self) -> None:
-        if self._marks and self._marks[-1] == len(self._stack):
-            self._marks.pop()
-        else:
-            self.pop()
-
     def _top(self) -> Any:
-        if not self._stack or (self._marks and self._marks[-1] == len(self._stack)):
+        if not self._stack:
             raise MalformedPickleError("its stack is empty")
         return self._stack[-1]
 
@@ -321,7 +311,7 @@ class _Machine:
         function, arguments = self.pop_n(2)
         if type(function) is not Global or type(arguments) is not tuple:
             raise DisallowedPickleError("calls something that is no function")
-        self.contain(_call(function.name, arguments))
+        self.contain(_call(function, arguments))
 
     def build(self) -> None:
         state, target = self.pop(), self._top()
@@ -344,7 +334,7 @@ def _pairs(items: list[Any]) -> Iterator[tuple[Any, Any]]:
 _OPERATIONS: dict[str, Callable[[_Machine, Any], Any]] = {
     **dict.fromkeys(("PROTO", "FRAME"), lambda m, a: None),
     "MARK": lambda m, a: m.mark(),
-    "POP": lambda m, a: m.pop_or_unmark(),
+    "POP": lambda m, a: m.pop() if m._stack else m.pop_mark(),
     "POP_MARK": lambda m, a: m.pop_mark(),
     "NONE": lambda m, a: m.push(None),
     "NEWTRUE": lambda m, a: m.push(True),

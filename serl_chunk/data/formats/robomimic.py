@@ -95,7 +95,17 @@ class RobomimicSource:
             return imported_episode(where, f"{self.path.stem}-{key}", steps, ending, self._options, self._task)
 
     def notes(self) -> list[str]:
-        count = self._survey()
+        count: Counter[str] = Counter()
+        with opened(self.path) as file:
+            for key in self._keys:
+                where = f"{self.path}, {key}"
+                demo = group_of(where, group_of(self.path, file, "data"), key)
+                count["unfinished"] += "next_obs" not in names(demo)
+                count["missing"] += "rewards" not in names(demo)
+                if "rewards" in names(demo):
+                    reward = array(where, demo, "rewards", ndim=1)
+                    count["after"] += bool((reward[:-1] >= SUCCESS_REWARD).any())
+                    count["shaped"] += bool(((reward > 0) & (reward < SUCCESS_REWARD)).any())
         after, shaped, missing, unfinished = (
             plural(count[name], "episode") for name in ("after", "shaped", "missing", "unfinished")
         )
@@ -118,20 +128,6 @@ class RobomimicSource:
     def _source(self) -> Source:
         """robomimic's folders are ph and mh for humans, mg for machine-generated."""
         return Source.POLICY if "mg" in self.path.parts else Source.HUMAN
-
-    def _survey(self) -> Counter[str]:
-        count: Counter[str] = Counter()
-        with opened(self.path) as file:
-            for key in self._keys:
-                where = f"{self.path}, {key}"
-                demo = group_of(where, group_of(self.path, file, "data"), key)
-                count["unfinished"] += "next_obs" not in names(demo)
-                count["missing"] += "rewards" not in names(demo)
-                if "rewards" in names(demo):
-                    reward = array(where, demo, "rewards", ndim=1)
-                    count["after"] += bool((reward[:-1] >= SUCCESS_REWARD).any())
-                    count["shaped"] += bool(((reward > 0) & (reward < SUCCESS_REWARD)).any())
-        return count
 
     def _states(self, where: str, obs: h5py.Group, n: int) -> np.ndarray:
         parts = []
@@ -192,4 +188,4 @@ def _matches(path: Path) -> bool:
     return looks_like(path, lambda file: bool(_demos_in(path, file)))
 
 
-FORMAT = Format("robomimic", "robomimic's HDF5 data set of many demonstrations", _matches, RobomimicSource)
+FORMAT = Format("robomimic", _matches, RobomimicSource)

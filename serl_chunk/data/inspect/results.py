@@ -181,9 +181,7 @@ def episode_info(key: str, episode: Episode, *, all_frames: bool) -> tuple[Episo
     except DataError as error:
         found.append(Issue("fault", "frames", str(error), key, end.length))
     seconds, period = _time(key, steps.stamp, found)
-    reward = steps.reward.astype(np.float64)
-    if end.reward is not None:
-        reward[-1] = end.reward
+    reward = episode.rewards
     human = (steps.source == Source.HUMAN).astype(np.int8)
     info = EpisodeInfo(
         key=key,
@@ -265,15 +263,22 @@ def summary_lines(findings: InspectionReport) -> list[tuple[str, str]]:
     segments = sum(e.segments for e in episodes)
     measured = f"{findings.measured_hz:.4g} Hz by the time stamps" if findings.measured_hz else "no time stamps"
     declared = f"{findings.declared_hz:.4g} Hz declared" if findings.declared_hz else "none declared"
+    text, unread = f"{len(episodes):,}", findings.looked_at - len(episodes)
+    text += f", and {unread:,} that cannot be read" if unread else ""
+    text += f" (the first of {findings.available:,})" if findings.looked_at < findings.available else ""
+    seconds = sum(e.seconds or 0 for e in episodes)
+    text += f", {format_duration(seconds)} in all" if seconds else ""
+    tasks = findings.tasks()
+    shown = [f"{task!r} ({n})" if task else f"no text ({n})" for task, n in list(tasks.items())[:4]]
     cameras = [(f"camera {name}", _pictures(findings, name, stats)) for name, stats in findings.cameras().items()]
     return [
-        ("episodes", _episodes(findings)),
+        ("episodes", text),
         ("steps", f"{findings.steps:,}; an episode {_spread([e.length for e in episodes])}"),
         ("rate", f"{measured}, {declared}"),
         ("state", _dims(findings.state)),
         ("action", _dims(findings.action)),
         *(cameras or [("cameras", "none")]),
-        ("tasks", _tasks(findings)),
+        ("tasks", ", ".join(shown) + (f" and {len(tasks) - 4} more" if len(tasks) > 4 else "")),
         ("outcomes", f"{outcomes}; {terminated} terminated, {len(episodes) - terminated} truncated"),
         ("rewards", f"sum of an episode {_spread([e.reward for e in episodes])}; {rewarded:,} with a reward"),
         ("who acted", shares + (f"; {plural(segments, 'intervention')}" if segments else "")),
@@ -288,15 +293,6 @@ def _pictures(findings: InspectionReport, name: str, stats: Sequence[CameraStats
     return text + (f"; {same} of {pairs} pairs of frames identical" if pairs else "")
 
 
-def _episodes(findings: InspectionReport) -> str:
-    unread = findings.looked_at - len(findings.episodes)
-    out = f"{len(findings.episodes):,}" + (f", and {unread:,} that cannot be read" if unread else "")
-    if findings.looked_at < findings.available:
-        out += f" (the first of {findings.available:,})"
-    seconds = sum(e.seconds or 0 for e in findings.episodes)
-    return out + (f", {format_duration(seconds)} in all" if seconds else "")
-
-
 def _dims(dims: tuple[Dimension, ...]) -> str:
     if not dims:
         return "none"
@@ -304,12 +300,6 @@ def _dims(dims: tuple[Dimension, ...]) -> str:
     switches = [j for j, d in enumerate(dims) if d.distinct is not None and not d.constant]
     few = f"; few different values in {', '.join(map(str, switches))}" if switches else ""
     return f"{plural(len(dims), 'value')} from {low:.4g} to {high:.4g}{few}"
-
-
-def _tasks(findings: InspectionReport) -> str:
-    tasks = findings.tasks()
-    shown = [f"{text!r} ({n})" if text else f"no text ({n})" for text, n in list(tasks.items())[:4]]
-    return ", ".join(shown) + (f" and {len(tasks) - 4} more" if len(tasks) > 4 else "")
 
 
 def _spread(values: Sequence[float]) -> str:

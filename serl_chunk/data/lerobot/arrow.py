@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from serl_chunk.data.validate import first_true
 from serl_chunk.io import fsync_path, os_reason
 from serl_chunk.types import ConfigError, DataError, SerlChunkError
 
@@ -87,9 +88,7 @@ def matrix(where: str, column: Any, first: int = 0) -> np.ndarray:
     if not pa.types.is_fixed_size_list(array.type):
         # Cut anew by `reshape`, lists of 2 and 4 values would become two of 3.
         lengths = array.value_lengths().to_numpy(zero_copy_only=False)
-        wrong = np.flatnonzero(lengths != lengths[0])
-        if len(wrong):
-            t = int(wrong[0])
+        if (t := first_true(lengths != lengths[0])) is not None:
             raise DataError(
                 f"{where} has lists of several lengths: {int(lengths[0])} values in row {first}, {int(lengths[t])} in "
                 f"row {first + t}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,10 +13,10 @@ import numpy as np
 from serl_chunk.data.lerobot import dataset_layout as ds
 from serl_chunk.data.lerobot.arrow import pa, pq, reading
 from serl_chunk.data.source import Json
+from serl_chunk.data.validate import first_true
 from serl_chunk.types import DataError
 
 _INCOMPLETE = "the data set is not complete (lerobot would download it)"
-_DAMAGED = "the file is truncated, damaged or not Parquet"
 
 
 class EpisodePlace(NamedTuple):
@@ -42,7 +42,12 @@ class Index(NamedTuple):
 def read_index(path: Path) -> Index:
     """Read the description of the data set in folder `path`. Raises DataError starting with the file at fault."""
     file = path / ds.INFO
-    info = _info(file)
+    if not file.exists():
+        raise DataError(f"{path}: this is no LeRobot data set, it has no meta/info.json")
+    with _reading(file, "cannot be read"):
+        info = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(info, dict):
+        raise DataError(f"{file}: holds no JSON object")
     version = str(info.get("codebase_version", ""))
     v21 = version == ds.V21
     if not version.startswith("v3.") and not v21:
@@ -68,7 +73,8 @@ def read_index(path: Path) -> Index:
             patterns.video.format(video_key="camera", chunk_index=0, file_index=0)
     except (LookupError, ValueError, AttributeError) as error:
         raise DataError(f"{file}: data_path or video_path is no pattern of file names ({error})") from error
-    episodes = (_episodes_v21 if v21 else _episodes_v30)(path, features, patterns)
+    videos = [name for name, feature in features.items() if feature["dtype"] == "video"]
+    episodes = _episodes_v21(path, videos, patterns) if v21 else _episodes_v30(path, features, videos, patterns)
     tasks = _tasks_v21(path / "meta/tasks.jsonl") if v21 else _tasks_v30(path / ds.TASKS)
     n = info.get("total_episodes", len(episodes))
     if n != len(episodes):
@@ -96,11 +102,7 @@ def check_columns(path: Path, schema: Any, features: Json) -> None:
         )
 
 
-def _videos(features: Json) -> list[str]:
-    return [name for name, feature in features.items() if feature["dtype"] == "video"]
-
-
-def _episodes_v21(path: Path, features: Json, patterns: ds.Patterns) -> list[EpisodePlace]:
+def _episodes_v21(path: Path, videos: list[str], patterns: ds.Patterns) -> list[EpisodePlace]:
     file = path / "meta/episodes.jsonl"
     rows = _lines(file, ("episode_index", "length"))
     if [row["episode_index"] for row in rows] != list(range(len(rows))):
@@ -109,29 +111,26 @@ def _episodes_v21(path: Path, features: Json, patterns: ds.Patterns) -> list[Epi
     for i, length in enumerate(row["length"] for row in rows):
         if type(length) is not int or length < 1:
             raise DataError(f"{file}: line {i + 1}: length is {length!r}, not a number of steps")
-        videos = {key: (path / ds.file_of(patterns.video, i, key), 0.0) for key in _videos(features)}
-        out.append(EpisodePlace(path / ds.file_of(patterns.data, i), 0, length, start, videos))
+        places = {key: (path / ds.file_of(patterns.video, i, key), 0.0) for key in videos}
+        out.append(EpisodePlace(path / ds.file_of(patterns.data, i), 0, length, start, places))
         start += length
     return out
 
 
-def _episodes_v30(path: Path, features: Json, patterns: ds.Patterns) -> list[EpisodePlace]:
-    videos = _videos(features)
+def _episodes_v30(path: Path, features: Json, videos: list[str], patterns: ds.Patterns) -> list[EpisodePlace]:
     tables = _several(path, "meta/episodes")
-    columns = _metadata(tables[0]).schema.to_arrow_schema().names
+    columns = _read(pq.read_metadata, tables[0]).schema.to_arrow_schema().names
     parts = ("chunk_index", "file_index", "from_timestamp")
     needed = [ds.EPISODE_INDEX, "length", *(f"videos/{key}/{part}" for key in videos for part in parts)]
-    missing = [name for name in needed if name not in columns]
-    if missing:
+    if missing := [name for name in needed if name not in columns]:
         raise DataError(f"{tables[0]}: has no column {missing[0]}; the table of episodes is not complete")
     wanted = [*needed, *({"dataset_from_index"} & set(columns))]
-    table = pa.concat_tables([_read(each, wanted) for each in tables])
+    table = pa.concat_tables([_read(pq.read_table, each, columns=wanted) for each in tables])
     column = {name: _whole(tables[0], name, table.column(name)) for name in wanted}
     number = column[ds.EPISODE_INDEX]
-    wrong = np.flatnonzero(number != np.arange(len(number)))
-    if len(wrong):
+    if (i := first_true(number != np.arange(len(number)))) is not None:
         raise DataError(
-            f"{tables[0]}: row {wrong[0]} is episode {int(number[wrong[0]])}; lerobot takes row i for episode i. Sort "
+            f"{tables[0]}: row {i} is episode {int(number[i])}; lerobot takes row i for episode i. Sort "
             "the table, and number the episodes from 0 on without holes"
         )
     lengths = column["length"].astype(np.int64)
@@ -139,15 +138,14 @@ def _episodes_v30(path: Path, features: Json, patterns: ds.Patterns) -> list[Epi
         raise DataError(f"{tables[0]}: episode {int(np.argmin(lengths))} has no steps. Remove it")
     start = np.concatenate([[0], np.cumsum(lengths)])
     first = column.get("dataset_from_index")
-    if first is not None and (first != start[:-1]).any():
-        i = int(np.flatnonzero(first != start[:-1])[0])
+    if first is not None and (i := first_true(first != start[:-1])) is not None:
         raise DataError(
             f"{tables[0]}: episode {i} begins at row {int(first[i])} of the data set (expected {int(start[i])}, by the "
             "lengths of those before it)"
         )
     files, rows = _several(path, "data"), []
     for file in files:
-        about = _metadata(file)
+        about = _read(pq.read_metadata, file)
         check_columns(file, about.schema.to_arrow_schema(), features)
         rows.append(about.num_rows)
     ends = np.cumsum(rows)
@@ -157,10 +155,9 @@ def _episodes_v30(path: Path, features: Json, patterns: ds.Patterns) -> list[Epi
             "is missing or was not written to its end"
         )
     file_of = np.searchsorted(ends, start[:-1], side="right")
-    spanning = np.flatnonzero(start[1:] > ends[file_of])
-    if len(spanning):
+    if (i := first_true(start[1:] > ends[file_of])) is not None:
         raise DataError(
-            f"{files[int(file_of[spanning[0]])]}: episode {int(spanning[0])} begins in this file and ends in the next. "
+            f"{files[int(file_of[i])]}: episode {i} begins in this file and ends in the next. "
             "Write the data set again with whole episodes a file"
         )
 
@@ -178,7 +175,7 @@ def _episodes_v30(path: Path, features: Json, patterns: ds.Patterns) -> list[Epi
 
 def _tasks_v30(path: Path) -> tuple[str, ...]:
     """lerobot takes row i for task i, and pandas' index of the table for the texts."""
-    schema = _metadata(path).schema.to_arrow_schema()
+    schema = _read(pq.read_metadata, path).schema.to_arrow_schema()
     remedy = "Write it with pandas: DataFrame({'task_index': ...}, index=texts).to_parquet"
     try:
         about = json.loads((schema.metadata or {}).get(b"pandas", b"{}"))
@@ -191,7 +188,7 @@ def _tasks_v30(path: Path) -> tuple[str, ...]:
             f"{path}: the tasks' texts are not the table's pandas index (columns: {', '.join(schema.names)}), so that "
             f"lerobot would read numbers for texts. {remedy}"
         )
-    table = _read(path, [ds.TASK_INDEX, index])
+    table = _read(pq.read_table, path, columns=[ds.TASK_INDEX, index])
     numbers, texts = table.column(ds.TASK_INDEX).to_pylist(), table.column(index).to_pylist()
     if numbers != list(range(len(numbers))):
         raise DataError(
@@ -212,10 +209,9 @@ def _tasks_v21(path: Path) -> tuple[str, ...]:
 
 
 def _several(path: Path, folder: str) -> list[Path]:
-    found = sorted((path / folder).glob("*/*.parquet"))
-    if not found:
-        raise DataError(f"{path / folder}: no chunk-*/*.parquet there; {_INCOMPLETE}")
-    return found
+    if found := sorted((path / folder).glob("*/*.parquet")):
+        return found
+    raise DataError(f"{path / folder}: no chunk-*/*.parquet there; {_INCOMPLETE}")
 
 
 @contextlib.contextmanager
@@ -224,16 +220,6 @@ def _reading(path: Path, fault: str) -> Iterator[None]:
         if not path.exists():
             raise DataError(f"{path}: no such file; {_INCOMPLETE}")
         yield
-
-
-def _info(path: Path) -> Json:
-    if not path.exists():
-        raise DataError(f"{path.parent.parent}: this is no LeRobot data set, it has no meta/info.json")
-    with _reading(path, "cannot be read"):
-        value = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(value, dict):
-        raise DataError(f"{path}: holds no JSON object")
-    return value
 
 
 def _lines(path: Path, fields: tuple[str, ...]) -> list[Json]:
@@ -249,14 +235,10 @@ def _lines(path: Path, fields: tuple[str, ...]) -> list[Json]:
     return out
 
 
-def _metadata(path: Path) -> Any:
-    with _reading(path, _DAMAGED):
-        return pq.read_metadata(str(path))
-
-
-def _read(path: Path, columns: list[str]) -> Any:
-    with _reading(path, _DAMAGED):
-        return pq.read_table(str(path), columns=columns)
+def _read(read: Callable[..., Any], path: Path, **options: Any) -> Any:
+    """Return what pyarrow's `read` makes of a Parquet file."""
+    with _reading(path, "the file is truncated, damaged or not Parquet"):
+        return read(str(path), **options)
 
 
 def _whole(path: Path, name: str, column: Any) -> np.ndarray:

@@ -13,7 +13,7 @@ import numpy as np
 from serl_chunk.data.lerobot import dataset_layout as ds
 from serl_chunk.data.lerobot import sidecar
 from serl_chunk.data.lerobot.arrow import Table, matrix, pa, pq, publish, write_parquet
-from serl_chunk.data.lerobot.shards import ROWS, PendingShards
+from serl_chunk.data.lerobot.shards import ROWS, PendingShards, tasks_of
 from serl_chunk.data.normalise.running_statistics import Statistics
 from serl_chunk.data.source import Json
 
@@ -26,7 +26,7 @@ class Metadata:
 
     def __init__(self, folder: Path, layout: Json, staged: Sequence[Json], shards: PendingShards) -> None:
         self.folder, self.layout, self.staged, self.shards = folder, layout, staged, shards
-        self.lengths = [entry["length"] for entry in staged]
+        self.lengths, self.tasks = [entry["length"] for entry in staged], list(tasks_of(staged))
         self.files = shards.groups(ROWS, staged)
         self.frames = dict.fromkeys(layout["cameras"], 0)
         self.counts = {camera: np.zeros((3, 256), np.int64) for camera in layout["cameras"]}
@@ -72,7 +72,6 @@ class Metadata:
 
     def write_tasks(self) -> None:
         """`meta/tasks.parquet`: lerobot looks a text up by its place, in pandas' index."""
-        texts = self.shards.tasks()
         index = "__index_level_0__"
         number = {"pandas_type": "int64", "numpy_type": "int64"}
         text = {"pandas_type": "unicode", "numpy_type": "object"}
@@ -87,12 +86,12 @@ class Metadata:
             "pandas_version": "2.0.0",
         }
         schema = pa.schema([(ds.TASK_INDEX, pa.int64()), (index, pa.string())], metadata={"pandas": json.dumps(pandas)})
-        table = pa.table([pa.array(range(len(texts)), pa.int64()), pa.array(texts, pa.string())], schema=schema)
-        write_parquet(self.shards.part("tasks"), self.folder / ds.TASKS, schema, [table])
+        rows = [{ds.TASK_INDEX: i, index: task} for i, task in enumerate(self.tasks)]
+        write_parquet(self.shards.part("tasks"), self.folder / ds.TASKS, schema, [pa.Table.from_pylist(rows, schema)])
 
     def write_lines(self) -> None:
         """Version 2.1's tables, one JSON object a line."""
-        tasks = [{"task_index": i, "task": text} for i, text in enumerate(self.shards.tasks())]
+        tasks = [{"task_index": i, "task": text} for i, text in enumerate(self.tasks)]
         episodes = [
             {"episode_index": i, "tasks": [entry["task"]], "length": entry["length"]}
             for i, entry in enumerate(self.staged)
@@ -120,7 +119,7 @@ class Metadata:
             "robot_type": layout["robot_type"],
             "total_episodes": n,
             "total_frames": sum(self.lengths),
-            "total_tasks": len(self.shards.tasks()),
+            "total_tasks": len(self.tasks),
             "chunks_size": ds.CHUNK,
             "fps": ds.fps(layout["hz"]),
             "splits": {"train": f"0:{n}"},

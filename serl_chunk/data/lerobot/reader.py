@@ -50,8 +50,8 @@ class LeRobotSource:
     format: str = "lerobot"
 
     def keys(self) -> list[str]:
-        keys = kept([f"episode_{i:06d}" for i in range(len(self.index.episodes))], self.labels, self._recorded)
-        return take_fraction(keys, self.options.proportion) if keys else keys
+        keys = [f"episode_{i:06d}" for i in range(len(self.index.episodes))]
+        return take_fraction(kept(keys, self.labels, self._recorded), self.options.proportion)
 
     def read(self, key: str) -> Episode:
         """See Source. An episode that is not ours ends as by `_ended`."""
@@ -69,7 +69,7 @@ class LeRobotSource:
             columns, groups = self._read_columns(where, place)
         _check_order(where, number, place, columns)
         seconds = self._seconds(where, columns, place.length)
-        steps = self._steps(columns, place.length)
+        steps = self._steps(columns)
         for camera, feature in self.cameras.items():
             shape = _image_shape(where, feature, self.index.features[feature])
             frames: Frames
@@ -192,31 +192,26 @@ class LeRobotSource:
             return at
         expected = np.arange(n) / hz
         tolerance = TOLERANCE_S + np.spacing(expected.astype(np.float32))  # they are stored as float32
-        off = np.flatnonzero(~(np.abs(at - expected) <= tolerance))
-        if len(off):
-            t = int(off[0])
+        if (t := validate.first_true(~(np.abs(at - expected) <= tolerance))) is not None:
             raise DataError(
                 f"{where}, step {t}: timestamp is {at[t]:.6f} s (expected {expected[t]:.6f} s at {hz:g} steps a "
                 f"second, within {TOLERANCE_S:g} s). Correct the timestamps, or fps in meta/info.json"
             )
         return expected
 
-    def _steps(self, columns: dict[str, np.ndarray], n: int) -> StepBlock:
+    def _steps(self, columns: dict[str, np.ndarray]) -> StepBlock:
         human = columns.get(ds.INTERVENTION)
         source = Source.HUMAN if human is None else np.where(human[:, 0] > 0, Source.HUMAN, Source.POLICY)
         extra = {name: columns[ds.EXTRA + name][:, 0] for name in ds.EXTRA_COLUMNS if ds.EXTRA + name in columns}
-        given: dict[str, Any] = {"source": source, "lost_ticks": self._lost_ticks(extra.get("stamp"), n)} | extra
+        given: dict[str, Any] = {"source": source, "lost_ticks": 0} | extra
+        if "stamp" in extra and self.hz:
+            # LeRobot has no place for gaps; they follow from the times at which the robot's ticks began.
+            late = np.diff(extra["stamp"], prepend=extra["stamp"][:1] - 1 / self.hz) - 1 / self.hz
+            # The tick before may have begun late itself, by less than a period: that much is not seen here.
+            gap = late > gap_tolerance(1 / self.hz) - 1 / self.hz
+            given["lost_ticks"] = np.where(gap, np.maximum(1, np.round(late * self.hz)), 0)
         given["reward"] = next((columns[name][:, 0] for name in ds.REWARDS if name in columns), 0)
         return validate.make_steps("", columns[ds.STATE], columns[ds.ACTION], self.hz, **given)
-
-    def _lost_ticks(self, stamp: np.ndarray | None, n: int) -> np.ndarray:
-        """LeRobot has no place for gaps; they follow from float64[n], the times at which the robot's ticks began."""
-        if stamp is None or not self.hz:
-            return np.zeros(n, np.int32)
-        late = np.diff(stamp, prepend=stamp[:1] - 1 / self.hz) - 1 / self.hz
-        # The tick before may have begun late itself, by less than a period: that much is not seen here.
-        gap = late > gap_tolerance(1 / self.hz) - 1 / self.hz
-        return np.where(gap, np.maximum(1, np.round(late * self.hz)), 0).astype(np.int32)
 
     def _task(self, where: str, columns: dict[str, np.ndarray]) -> str:
         if ds.TASK_INDEX not in columns:
@@ -315,9 +310,7 @@ def _check_order(where: str, number: int, place: EpisodePlace, columns: dict[str
     index = np.arange(place.from_index, place.from_index + n)
     wanted = {ds.EPISODE_INDEX: np.full(n, number), ds.FRAME_INDEX: np.arange(n), ds.INDEX: index}
     for name, values in wanted.items():
-        wrong = np.flatnonzero(columns[name][:, 0] != values) if name in columns else values[:0]
-        if len(wrong):
-            t = int(wrong[0])
+        if name in columns and (t := validate.first_true(columns[name][:, 0] != values)) is not None:
             raise DataError(
                 f"{where}, step {t}: {name} is {columns[name][t, 0]} (expected {values[t]}), in {place.file}: its rows "
                 "are out of order, or the table of episodes is of other data. Sort the rows by index"
@@ -341,4 +334,4 @@ def _matches(path: Path) -> bool:
     return (path / ds.INFO).is_file()
 
 
-FORMAT = Format("lerobot", "LeRobot data set, v3.0 or v2.1: images or videos", _matches, open_lerobot)
+FORMAT = Format("lerobot", _matches, open_lerobot)

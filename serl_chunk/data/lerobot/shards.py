@@ -8,7 +8,6 @@ folder are the pending episodes, and a file of the data set appears in one step.
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -16,14 +15,14 @@ from pathlib import Path
 
 from serl_chunk.data.lerobot import dataset_layout as ds
 from serl_chunk.data.lerobot import video
-from serl_chunk.data.lerobot.arrow import Table, pq, publish, read_arrow, write_parquet
+from serl_chunk.data.lerobot.arrow import Table, publish, read_arrow, write_parquet
 from serl_chunk.data.lerobot.rows import parquet_options, placed_table, schema
 from serl_chunk.data.source import Json
 from serl_chunk.io import fsync_path
 from serl_chunk.types import DataError
 
 STAGING = ".staging"
-ROWS, SIDECAR, TASKS = "rows.arrow", "beside.arrow", "tasks.json"
+ROWS, SIDECAR = "rows.arrow", "beside.arrow"
 
 
 class PendingShards:
@@ -70,38 +69,23 @@ class PendingShards:
                 continue
             if path.is_dir():
                 shutil.rmtree(path)
-            elif path.name != TASKS:
+            else:
                 path.unlink()
         return there
 
-    def set_tasks(self, texts: Sequence[str]) -> None:
-        self._staging.mkdir(parents=True, exist_ok=True)
-        part = self.part(TASKS)
-        part.write_text(json.dumps(list(dict.fromkeys(texts))))
-        publish(part, self._staging / TASKS)
-
-    def tasks(self) -> list[str]:
-        """Return the texts of the tasks; a task's place is its `task_index`."""
-        path = self._staging / TASKS
-        return json.loads(path.read_text()) if path.exists() else []
-
-    def add(self, index: int, staged: Json) -> None:
-        known = self.tasks()
-        if staged["task"] not in known:
-            self.set_tasks([*known, staged["task"]])
-        os.replace(self._staging / f"staged_{staged['number']}", self._placed(index))
+    def add(self, staged: Sequence[Json]) -> None:
+        """Give the last of the `staged` episodes its place, and write the files of the shards that it makes full."""
+        index = len(staged) - 1
+        os.replace(self._staging / f"staged_{staged[index]['number']}", self._placed(index))
         fsync_path(self._staging)
-
-    def flush_full(self, index: int) -> None:
-        """After episode `index` was added: write the files of the shards that have become full."""
         for name in self.names:
             start = index
             while start > 0 and (self._placed(start - 1) / name).exists():
                 start -= 1
             group = range(start, index + 1)
-            sizes = [(self._placed(i) / name).stat().st_size for i in group]
-            if sum(sizes) >= self._limit(name):
-                self._merge(name, self._next_number(name, index), group)
+            if sum((self._placed(i) / name).stat().st_size for i in group) >= self._limit(name):
+                files = (number for number in itertools.count() if not self.file(name, number).exists())
+                self._merge(name, index if self._layout["version"] == ds.V21 else next(files), group, staged)
 
     def settle(self, staged: Sequence[Json], *, to_the_end: bool = False) -> None:
         """Write every due file of the placed episodes `staged`, all of them in order."""
@@ -110,41 +94,33 @@ class PendingShards:
                 if self.file(name, number).exists():
                     self._drop(name, group)
                 else:
-                    self._merge(name, number, group)
+                    self._merge(name, number, group, staged)
 
     def _limit(self, name: str) -> float:
         if self._layout["version"] == ds.V21:
             return 0  # a file an episode
         return 1e6 * self._layout["data_file_mb" if name == ROWS else "video_file_mb"]
 
-    def _next_number(self, name: str, index: int) -> int:
-        """Number of files so far, at most one an episode."""
-        if self._layout["version"] == ds.V21:
-            return index
-        return next(number for number in itertools.count() if not self.file(name, number).exists())
-
-    def _merge(self, name: str, number: int, group: range) -> None:
+    def _merge(self, name: str, number: int, group: range, staged: Sequence[Json]) -> None:
         path = self.file(name, number)
         parts = [self._placed(i) / name for i in group]
-        missing = [part for part in parts if not part.exists()]
-        if missing:
+        if missing := [part for part in parts if not part.exists()]:
             raise DataError(f"{missing[0]}: no such file; {path.name} needs it. Convert into a new folder")
-        part = self.part(path.name)
+        part, lengths = self.part(path.name), [entry["length"] for entry in staged[: group.stop]]
         if name == ROWS:
-            first = _rows_until(self.file(ROWS, number - 1)) if number else 0
-            tables = self._tables(group, parts, first)
+            tables = self._tables(group, parts, sum(lengths[: group.start]), tasks_of(staged), staged)
             write_parquet(part, path, schema(self._layout, placed=True), tables, **parquet_options(self._layout))
         else:
-            lengths = [self.sidecar(i)["length"] for i in group]
-            video.join(part, parts, lengths, self._layout["hz"])
+            video.join(part, parts, lengths[group.start :], self._layout["hz"])
             publish(part, path)
         self._drop(name, group)
 
-    def _tables(self, group: range, parts: Sequence[Path], first: int) -> Iterator[Table]:
-        tasks = self.tasks()
+    def _tables(
+        self, group: range, parts: Sequence[Path], first: int, tasks: dict[str, int], staged: Sequence[Json]
+    ) -> Iterator[Table]:
         for episode, part in zip(group, parts, strict=True):
             table = read_arrow(part)
-            yield placed_table(table, self._layout, episode, first, tasks.index(self.sidecar(episode)["task"]))
+            yield placed_table(table, self._layout, episode, first, tasks[staged[episode]["task"]])
             first += table.num_rows
 
     def _drop(self, name: str, group: range) -> None:
@@ -155,9 +131,6 @@ class PendingShards:
         return self._staging / f"placed_{index}"
 
 
-def _rows_until(path: Path) -> int:
-    """Rows of the data set up to the end of the data file at `path`."""
-    about = pq.read_metadata(str(path))
-    group = about.row_group(about.num_row_groups - 1)
-    column = next(c for c in map(group.column, range(group.num_columns)) if c.path_in_schema == ds.INDEX)
-    return int(column.statistics.max) + 1
+def tasks_of(staged: Sequence[Json]) -> dict[str, int]:
+    """Return text -> `task_index` of the episodes' tasks, in the order of their first episodes."""
+    return {text: i for i, text in enumerate(dict.fromkeys(entry["task"] for entry in staged))}

@@ -26,7 +26,7 @@ import numpy as np
 from serl_chunk.data.frames import decode_image
 from serl_chunk.data.lerobot.arrow import Schema, pa, reading
 from serl_chunk.data.lerobot.rows import Histogram, lossless_file
-from serl_chunk.data.validate import content_id
+from serl_chunk.data.validate import content_id, first_true
 from serl_chunk.types import (
     DECISION_PREFIX,
     HUMAN_DIMS,
@@ -79,7 +79,7 @@ def schema(staged: bool, *, absent: Collection[str] = ()) -> Schema:
 def row_of(where: str, episode: Episode, task: str, histograms: dict[str, Histogram]) -> Row:
     """Return the staged row of an episode. Raises DataError for decisions that are no numbers."""
     begin, steps, end = episode
-    final = end.final_observation
+    final, dims = end.final_observation, steps.sparse.get(HUMAN_DIMS)
     return {
         "length": steps.n,
         "digest": content_id(steps.observation[STATE], steps.action, 16),
@@ -98,7 +98,9 @@ def row_of(where: str, episode: Episode, task: str, histograms: dict[str, Histog
             if len(rows.index) != steps.n
         ],
         "decisions": [_decision(where, *item) for item in _of(DECISION_PREFIX, steps.sparse).items()],
-        HUMAN_DIMS: _human_dims(steps),
+        HUMAN_DIMS: None
+        if dims is None or not len(dims.index)
+        else {"ticks": dims.index.tolist(), "data": dims.values.tobytes()},
         "task": task,
         "histograms": [
             {"name": name, "frames": each.frames, "counts": each.counts.tobytes()} for name, each in histograms.items()
@@ -116,13 +118,6 @@ def _decision(where: str, name: str, rows: SparseRows) -> Row:
         raise DataError(f"{where}: decision/{name} holds {values.dtype}, not numbers. Leave it out")
     about = {"name": name, "dtype": values.dtype.str, "shape": list(values.shape)}
     return about | {"ticks": rows.index.tolist(), "data": values.tobytes()}
-
-
-def _human_dims(steps: StepBlock) -> Row | None:
-    rows = steps.sparse.get(HUMAN_DIMS)
-    return (
-        None if rows is None or not len(rows.index) else {"ticks": rows.index.tolist(), "data": rows.values.tobytes()}
-    )
 
 
 def restored(where: str, row: Row, task: str, steps: StepBlock, wanted: set[str]) -> Episode:
@@ -170,7 +165,6 @@ def restored(where: str, row: Row, task: str, steps: StepBlock, wanted: set[str]
 def _ticks(each: Row, n: int) -> np.ndarray:
     """int32[M]; raises ValueError for ticks outside an episode of `n` steps."""
     ticks = np.array(each["ticks"], np.int32)
-    wrong = ticks[(ticks < 0) | (ticks >= n)]
-    if len(wrong):
-        raise ValueError(f"{each['name']} at tick {wrong[0]} of {n}")
+    if (i := first_true((ticks < 0) | (ticks >= n))) is not None:
+        raise ValueError(f"{each['name']} at tick {ticks[i]} of {n}")
     return ticks

@@ -10,14 +10,12 @@ import functools
 import mmap
 import os
 import struct
-import threading
-from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from serl_chunk.data.frames import FileVersion, Frames, Shape, decode_image, encoded_file
+from serl_chunk.data.frames import FileVersion, Frames, RecentlyUsed, Shape, decode_image, encoded_file
 from serl_chunk.data.lerobot.arrow import pc, pq, reading
 from serl_chunk.types import DataError
 
@@ -26,34 +24,14 @@ _HEADER = 1 << 12  # bytes between two values, at most: a page header; longer on
 _BEGINNING = 64  # bytes by which a value is recognised, with its length
 
 
-class _Columns:
-    """Columns that were read last, up to `_KEPT_BYTES`; one user at a time."""
-
-    def __init__(self) -> None:
-        self._size = 0
-        self._values: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
-        self._lock = threading.Lock()
-        os.register_at_fork(after_in_child=self._start_over)
-
-    def get(self, path: Path, version: FileVersion, group: int, column: str) -> Any:
-        """The files of the images in a row group, as a pyarrow array."""
-        key = path, version, group, column
-        with self._lock:
-            if key not in self._values:
-                with pq.ParquetFile(str(path)) as file:
-                    table = file.read_row_group(group, columns=[column])
-                self._values[key] = table.column(0).combine_chunks().field("bytes")
-                self._size += self._values[key].nbytes
-            self._values.move_to_end(key)
-            while self._size > _KEPT_BYTES and len(self._values) > 1:
-                self._size -= self._values.popitem(last=False)[1].nbytes
-            return self._values[key]
-
-    def _start_over(self) -> None:
-        self._lock = threading.Lock()
+def _read_column(path: Path, version: FileVersion, group: int, column: str) -> Any:
+    """The files of the images in a row group, as a pyarrow array."""
+    with pq.ParquetFile(str(path)) as file:
+        return file.read_row_group(group, columns=[column]).column(0).combine_chunks().field("bytes")
 
 
-_columns = _Columns()
+_columns = RecentlyUsed(_KEPT_BYTES, lambda values: int(values.nbytes))
+os.register_at_fork(after_in_child=_columns.start_over)
 
 
 class ParquetFrames(Frames):
@@ -94,7 +72,7 @@ class ParquetFrames(Frames):
             self._version.check(self._path)
             places = find_values(*key)
             if places is None:
-                data = _columns.get(*key)[row].as_py()
+                data = _columns.get(key, lambda: _read_column(*key))[row].as_py()
             else:
                 with self._path.open("rb", buffering=0) as file:
                     data = os.pread(file.fileno(), int(places[row, 1]), int(places[row, 0]))

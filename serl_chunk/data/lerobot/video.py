@@ -33,13 +33,9 @@ def codec_for(height: int, width: int) -> dict[str, str]:
     return {"encoder": "mpeg4", "codec": "mpeg4", "pix_fmt": "yuv420p"}
 
 
-def _rate(hz: float) -> Fraction:
-    return Fraction(hz).limit_denominator(10_000)
-
-
 def encode(path: Path, frames: Iterable[np.ndarray], height: int, width: int, hz: float, codec: dict[str, str]) -> None:
     """Write `frames` uint8[H, W, 3] to the new mp4 file `path`, `hz` a second. Raises OSError."""
-    rate = _rate(hz)
+    rate = Fraction(hz).limit_denominator(10_000)
     with av.open(str(path), "w", format="mp4") as container:
         # The same episode must become the same bytes. One thread, since their number changes them (episodes are encoded
         # in parallel anyway). A fixed quantiser and no look at frames to come: with x264's rate control (crf), small
@@ -64,7 +60,7 @@ def encode(path: Path, frames: Iterable[np.ndarray], height: int, width: int, hz
 
 def join(path: Path, parts: Sequence[Path], lengths: Sequence[int], hz: float) -> None:
     """Join the videos `parts`, which have `lengths` frames, in `path` without encoding them again."""
-    rate = _rate(hz)
+    rate = Fraction(hz).limit_denominator(10_000)
     with av.open(str(path), "w", format="mp4") as out:
         target, at = None, 0
         for part, length in zip(parts, lengths, strict=True):
@@ -114,17 +110,12 @@ class _Video:
                 raise ValueError("the video ends before it")
             if frame.pts is not None:
                 self._now = (float(frame.pts * self._stream.time_base), frame)
-        return self._now[0], _rgb(self._now[1])
-
-
-def _rgb(frame: Any) -> np.ndarray:
-    try:
-        # swscale's threads do not survive a fork, and a child that frees their pool (at its exit at the latest) waits
-        # for them forever.
-        image: np.ndarray = frame.to_ndarray(format="rgb24", threads=1)
-    except TypeError:  # PyAV before it had threads there
-        image = frame.to_ndarray(format="rgb24")
-    return image
+        try:
+            # swscale's threads do not survive a fork, and a child that frees their pool (at its exit at the latest)
+            # waits for them forever.
+            return self._now[0], self._now[1].to_ndarray(format="rgb24", threads=1)
+        except TypeError:  # PyAV before it had threads there
+            return self._now[0], self._now[1].to_ndarray(format="rgb24")
 
 
 _videos = OpenFiles(_Video, 8)  # two robots' cameras

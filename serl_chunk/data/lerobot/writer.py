@@ -6,7 +6,6 @@ Files during a conversion, below the data set's folder:
     .staging/placed_<index>/        the same with its place in the data set
         rows.arrow, <camera>.mp4    removed when they are in one of the data set's files
         beside.arrow                until the end, a row for the tables of episodes
-    .staging/tasks.json             texts of the tasks, in the order of their first episodes
     .staging/*.part                 a file of the data set that is not complete
 
 The episodes that share a file follow from their sizes alone (`shards`), so that a resumed conversion and an
@@ -21,7 +20,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import Literal
 
 import numpy as np
 
@@ -34,8 +33,6 @@ from serl_chunk.data.source import Json
 from serl_chunk.data.validate import cameras_of, check_episode, check_equal_steps, check_shapes, shapes_of
 from serl_chunk.io import fsync_path
 from serl_chunk.types import ConfigError, DataError, Episode, SparseRows
-
-_JPEG_QUALITY = 95
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,12 +49,6 @@ class LeRobotSink:
     tolerance_s: float | None = 1e-4  # largest distance of a stamp from its place at the rate; None: any
 
     def __post_init__(self) -> None:
-        for name, kind in get_type_hints(type(self)).items():
-            if (valid := get_args(kind)) and get_origin(kind) is Literal and getattr(self, name) not in valid:
-                raise ConfigError(f"must be {' or '.join(valid)}, got {getattr(self, name)!r}", parameter=name)
-        for name in ("data_file_mb", "video_file_mb"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"must be above 0, got {getattr(self, name)}", parameter=name)
         if self.tolerance_s is not None and not self.tolerance_s > 0:
             raise ConfigError(f"must be above 0, got {self.tolerance_s}", parameter="tolerance_s")
 
@@ -75,7 +66,6 @@ class LeRobotSink:
             **shapes,
             "videos": {name: video.codec_for(*size) for name, size in filmed.items()},
             "image_codec": self.image_codec,
-            "jpeg_quality": _JPEG_QUALITY,
             "robot_type": sample.begin.robot or "unknown",
             "data_file_mb": self.data_file_mb,
             "video_file_mb": self.video_file_mb,
@@ -116,19 +106,15 @@ class LeRobotSink:
         if shards.complete():
             return len(staged)
         n = shards.clean_up(len(staged))
-        shards.set_tasks([entry["task"] for entry in staged[:n]])
         shards.settle(staged[:n])
         return n
 
-    def place(self, layout: Json, index: int, staged: Json) -> None:
-        shards = PendingShards(self.folder, layout)
-        shards.add(index, staged)
-        shards.flush_full(index)
+    def place(self, layout: Json, staged: list[Json]) -> None:
+        PendingShards(self.folder, layout).add(staged)
 
     def finish(self, layout: Json, staged: list[Json]) -> None:
         shards = PendingShards(self.folder, layout)
         if not shards.complete():
-            shards.set_tasks([entry["task"] for entry in staged])
             shards.settle(staged, to_the_end=True)
             Metadata(self.folder, layout, staged, shards).write()
         shutil.rmtree(self.folder / STAGING, ignore_errors=True)

@@ -59,35 +59,25 @@ def write_norm_stats(out: Path | str, vectors: Mapping[str, NormStats], note: Ma
     return path
 
 
-def read_norm_stats(path: Path | str) -> dict[str, NormStats]:
-    """Read a file of `write_norm_stats` or openpi, or `norm_stats.json` in a folder.
+def read_norm_stats(path: Path | str) -> tuple[dict[str, NormStats], dict[str, Any]]:
+    """Read the vectors and the note in a file of `write_norm_stats` or openpi, or in `norm_stats.json` in a folder.
 
-    Raises DataError, naming the vector and field, where it is not JSON of that layout: finite numbers, lists of one
-    length, no negative std, no q99 below its q01.
+    The note (`StatsResult.note`) is empty in a file of openpi's. Raises DataError, naming the vector and field, where
+    it is not JSON of that layout: finite numbers, lists of one length, no negative std, no q99 below its q01.
     """
-    path, content = _content(path)
-    vectors = content.get("norm_stats") if isinstance(content, dict) else None
+    path = Path(path).expanduser()
+    path = path / FILE if path.is_dir() else path
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read as statistics: {error}") from error
+    vectors, note = (content.get(k) if isinstance(content, dict) else None for k in ("norm_stats", "serl_chunk"))
     if not isinstance(vectors, dict) or not vectors:
         raise DataError(
             f'{path}: no statistics (expected a JSON object "norm_stats": {{"state": ..., "actions": ...}})'
         )
-    return {name: _stats(f"{path}: {name}", fields) for name, fields in vectors.items()}
-
-
-def read_note(path: Path | str) -> dict[str, Any]:
-    """Read what stands under the key `serl_chunk`, see `StatsResult.note`; empty in a file of openpi's."""
-    _, content = _content(path)
-    note = content.get("serl_chunk", {}) if isinstance(content, dict) else {}
-    return note if isinstance(note, dict) else {}
-
-
-def _content(path: Path | str) -> tuple[Path, Any]:
-    path = Path(path).expanduser()
-    path = path / FILE if path.is_dir() else path
-    try:
-        return path, json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read as statistics: {error}") from error
+    found = {name: _stats(f"{path}: {name}", fields) for name, fields in vectors.items()}
+    return found, note if isinstance(note, dict) else {}
 
 
 def _stats(where: str, fields: Any) -> NormStats:
@@ -261,16 +251,37 @@ def compute(source: Source, what: StatsRequest, progress: Progress = lambda read
         DataError: an episode cannot be read, has other dimensions than the first, or there is none.
         ConfigError: the mask, or the robot whose units are wanted, does not fit the episodes.
     """
-    episodes = _Episodes(source, progress)
-    everything = range(len(episodes.keys))
+    keys = source.keys()
+    if not keys:
+        raise DataError(f"{source.path}: there is no episode")
+    everything = range(len(keys))
+    lengths = np.zeros(len(keys), np.int64)  # of the episodes read so far
+    dims, done, to_read = (0, 0), 0, 0
+
+    def read(numbers: Sequence[int]) -> Iterator[tuple[int, Episode]]:
+        nonlocal dims, done, to_read
+        to_read += len(numbers)
+        for i in numbers:
+            episode = source.read(keys[i])
+            found = episode.steps.observation[STATE].shape[1], episode.steps.action.shape[1]
+            dims = dims if any(dims) else found
+            if found != dims:
+                raise DataError(
+                    f"{source.path}: episode {keys[i]} has {found[0]} state values and {found[1]} actions (expected "
+                    f"{dims[0]} and {dims[1]}). Compute statistics of one robot's episodes"
+                )
+            lengths[i], done = episode.steps.n, done + 1
+            progress(done, to_read)
+            yield i, episode
+
     ticks: list[np.ndarray] | None = None
     if what.max_samples is not None:
-        for _ in episodes.read(everything):
+        for _ in read(everything):
             pass  # how long they are
-        ticks = _drawn(what.max_samples, what.seed, episodes.lengths)
+        ticks = _drawn(what.max_samples, what.seed, lengths)
     statistics: list[Statistics] = []
-    for i, episode in episodes.read([i for i in everything if ticks is None or len(ticks[i])]):
-        if fault := units_fault(what.robot, *episodes.dims):
+    for i, episode in read([i for i in everything if ticks is None or len(ticks[i])]):
+        if fault := units_fault(what.robot, *dims):
             raise ConfigError(f"{fault}. Set it to none", parameter="robot")
         state, action = columns_of(episode, what)
         statistics = statistics or [Statistics(values.shape[1]) for values in (state, action)]
@@ -281,7 +292,7 @@ def compute(source: Source, what: StatsRequest, progress: Progress = lambda read
             statistics[1].add(np.concatenate(chunks(episode, what, part)))
     measured = [_measured(s.moments, s.quantile(), what.std_floor) for s in statistics]
     vectors = dict(zip(("state", "actions"), measured, strict=True))
-    return StatsResult(vectors, what, len(everything), int(episodes.lengths.sum()), statistics[0].moments.count)
+    return StatsResult(vectors, what, len(everything), int(lengths.sum()), statistics[0].moments.count)
 
 
 def _drawn(n: int, seed: int, lengths: np.ndarray) -> list[np.ndarray] | None:
@@ -292,35 +303,6 @@ def _drawn(n: int, seed: int, lengths: np.ndarray) -> list[np.ndarray] | None:
     chosen = np.sort(np.random.default_rng(seed).choice(int(ends[-1]), n, replace=False))
     parts = np.split(chosen, np.searchsorted(chosen, ends[:-1]))
     return [part - start for part, start in zip(parts, ends - lengths, strict=True)]
-
-
-class _Episodes:
-    """The episodes of a source, which must be of one robot; counts those that are read."""
-
-    def __init__(self, source: Source, progress: Progress) -> None:
-        self.source, self.progress = source, progress
-        self.keys = source.keys()
-        if not self.keys:
-            raise DataError(f"{source.path}: there is no episode")
-        self.lengths = np.zeros(len(self.keys), np.int64)  # of those read so far
-        self.dims = 0, 0  # of all: state values and actions
-        self.done = self.to_read = 0
-
-    def read(self, numbers: Sequence[int]) -> Iterator[tuple[int, Episode]]:
-        self.to_read += len(numbers)
-        for i in numbers:
-            episode = self.source.read(self.keys[i])
-            dims = episode.steps.observation[STATE].shape[1], episode.steps.action.shape[1]
-            self.dims = dims if not any(self.dims) else self.dims
-            if dims != self.dims:
-                raise DataError(
-                    f"{self.source.path}: episode {self.keys[i]} has {dims[0]} state values and {dims[1]} actions "
-                    f"(expected {self.dims[0]} and {self.dims[1]}). Compute statistics of one robot's episodes"
-                )
-            self.lengths[i] = episode.steps.n
-            self.done += 1
-            self.progress(self.done, self.to_read)
-            yield i, episode
 
 
 def _measured(moments: Moments, quantiles: np.ndarray, floor: float) -> ColumnStats:

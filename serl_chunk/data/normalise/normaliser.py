@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
 from serl_chunk.config.experiment import UNBOUNDED, NormaliserConfig
-from serl_chunk.data.normalise.chunk_statistics import NormStats, joints_of, mask_of, read_norm_stats, read_note
-from serl_chunk.data.normalise.robot_units import UNITS, RobotUnits, units_fault
+from serl_chunk.data.normalise.chunk_statistics import NormStats, joints_of, mask_of, read_norm_stats
+from serl_chunk.data.normalise.robot_units import UNITS, units_fault
 from serl_chunk.types import STATE, ConfigError, DataError, Episode, RobotSpec
 
 STATE_FLOOR = 0.01  # least deviation of a state dimension
@@ -67,27 +67,23 @@ class Normaliser:
         return self.mode not in UNBOUNDED
 
     @property
-    def _units(self) -> RobotUnits:
-        return UNITS[self.robot]
-
-    @property
     def horizon(self) -> int:
         return len(self.centre)
 
     def observe(self, state: np.ndarray) -> np.ndarray:
         """Convert states float32[..., S] to model space."""
-        return ((self._units.state(state) - self.state_mean) / self.state_std).astype(np.float32)
+        return ((UNITS[self.robot].state(state) - self.state_mean) / self.state_std).astype(np.float32)
 
     def encode(self, state: np.ndarray, chunk: np.ndarray) -> np.ndarray:
         """Convert a chunk float32[..., H', A] (H' <= H) to model space, given the raw state float32[..., S]."""
         h = self._offsets(chunk)
-        action = self._units.action(chunk)
+        action = UNITS[self.robot].action(chunk)
         return ((action - self._base(state) - self.centre[:h]) / self.scale[:h]).astype(np.float32)
 
     def decode(self, state: np.ndarray, chunk: np.ndarray) -> np.ndarray:
         h = self._offsets(chunk)
         action = chunk * self.scale[:h] + self.centre[:h] + self._base(state)
-        return self._units.command(action).astype(np.float32)
+        return UNITS[self.robot].command(action).astype(np.float32)
 
     def count_outside(self, state: np.ndarray, action: np.ndarray, lost_ticks: np.ndarray) -> tuple[int, int]:
         """Count the numbers of an episode's chunks, from every step on, that lie outside of model space, and all.
@@ -101,14 +97,10 @@ class Normaliser:
         """
         if not self.bounded:
             return 0, 0
-        base, stretch = self._base(state)[:, 0], np.cumsum(lost_ticks > 0)
         outside = total = 0
-        for i in range(min(self.horizon, len(action))):
-            starts = len(action) - i
-            together = stretch[i:] == stretch[:starts]
-            encoded = (action[i:] - base[:starts] - self.centre[i]) / self.scale[i]
-            outside += int((np.abs(encoded[together]) > 1 + _ROUNDING).sum())
-            total += int(together.sum()) * action.shape[1]
+        for i, offset in enumerate(_offsets(action, self._base(state)[:, 0], lost_ticks, self.horizon)):
+            outside += int((np.abs((offset - self.centre[i]) / self.scale[i]) > 1 + _ROUNDING).sum())
+            total += offset.size
         return outside, total
 
     def shifts(self, moved: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -131,7 +123,7 @@ class Normaliser:
         return h
 
     def _base(self, state: np.ndarray) -> np.ndarray:
-        relative, state = self.joint >= 0, self._units.state(state)
+        relative, state = self.joint >= 0, UNITS[self.robot].state(state)
         return np.where(relative, state[..., np.maximum(self.joint, 0)], np.float32(0))[..., None, :]
 
     def digest(self) -> str:
@@ -147,21 +139,17 @@ class Normaliser:
         return {"normaliser_mode": self.mode, "normaliser_digest": self.digest(), **robot}
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """Return flat arrays for the handshake and for checkpoints; `from_arrays` inverts it."""
+        """Return flat arrays for the handshake and for checkpoints; `restored` inverts it."""
         return {n: getattr(self, n) for n in self._ARRAYS}
 
     @classmethod
     def restored(cls, fields: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Normaliser:
         """Return the inverse of `fields` and `to_arrays`; other fields are ignored. Raises DataError."""
-        return cls.from_arrays(str(fields["normaliser_mode"]), arrays, str(fields.get("normaliser_robot", "none")))
-
-    @classmethod
-    def from_arrays(cls, mode: str, arrays: Mapping[str, np.ndarray], robot: str = "none") -> Normaliser:
         if set(arrays) != set(cls._ARRAYS):
             raise DataError(
                 f"normaliser: expected the arrays {', '.join(cls._ARRAYS)}, got {', '.join(sorted(arrays))}"
             )
-        return cls(mode, **arrays, robot=robot)
+        return cls(str(fields["normaliser_mode"]), **arrays, robot=str(fields.get("normaliser_robot", "none")))
 
 
 def fit_normaliser(spec: RobotSpec, config: NormaliserConfig, horizon: int, episodes: Sequence[Episode]) -> Normaliser:
@@ -218,7 +206,19 @@ def _as_openpi(config: NormaliserConfig, spec: RobotSpec, horizon: int) -> Norma
         raise ConfigError(error.message, parameter="normaliser.delta_mask") from error
     joint = np.full(spec.action_dim, -1, np.int32)
     joint[: len(masked)] = masked
-    _check_note(config, joint, horizon)
+    if note := read_norm_stats(config.norm_stats)[1]:  # openpi's own files do not record it
+        of = np.array(note.get("state_of_action", []), np.int32)
+        noted = np.full_like(joint, -1)
+        noted[: min(len(of), len(joint))] = of[: len(joint)]
+        if (noted != joint).any():
+            raise ConfigError(
+                f"{config.norm_stats} is of actions less the state's values {noted.tolist()}, "
+                f"{config.delta_mask or 'none'} gives {joint.tolist()} (-1: no difference). Set it as the file has it, "
+                "or write the file again with `serl-chunk data stats`",
+                parameter="normaliser.delta_mask",
+            )
+        if (joint >= 0).any() and note.get("horizon") != horizon:
+            raise _other_horizon(config.norm_stats, note, horizon)
     mean, std = np.zeros(spec.state_dim), np.ones(spec.state_dim)
     if config.state:
         mean, std = _openpi_scale(config, _vector(config, "state", spec.state_dim, spec))
@@ -240,29 +240,11 @@ def _openpi_scale(config: NormaliserConfig, stats: NormStats) -> tuple[np.ndarra
     return stats.q01 + half, half
 
 
-def _check_note(config: NormaliserConfig, joint: np.ndarray, horizon: int) -> None:
-    """Raise ConfigError where a file of `serl-chunk data stats` is of other differences than `config` has."""
-    note = read_note(config.norm_stats)
-    if not note:  # openpi's own files do not record it
-        return
-    of = np.array(note.get("state_of_action", []), np.int32)
-    noted = np.full_like(joint, -1)
-    noted[: min(len(of), len(joint))] = of[: len(joint)]
-    if (noted != joint).any():
-        raise ConfigError(
-            f"{config.norm_stats} is of actions less the state's values {noted.tolist()}, "
-            f"{config.delta_mask or 'none'} gives {joint.tolist()} (-1: no difference). Set it as the file has it, or "
-            "write the file again with `serl-chunk data stats`",
-            parameter="normaliser.delta_mask",
-        )
-    if (joint >= 0).any() and note.get("horizon") != horizon:
-        raise ConfigError(_OTHER_HORIZON.format(path=config.norm_stats, found=note.get("horizon"), horizon=horizon))
-
-
-_OTHER_HORIZON = (
-    "{path}: its differences are of chunks of {found} actions (expected {horizon}: chunk.horizon, or "
-    "chunk.critic_horizon where that is more). Write it again with `serl-chunk data stats` and horizon={horizon}"
-)
+def _other_horizon(path: str, note: dict[str, Any], horizon: int) -> ConfigError:
+    return ConfigError(
+        f"{path}: its differences are of chunks of {note.get('horizon')} actions (expected {horizon}: chunk.horizon, "
+        f"or chunk.critic_horizon where that is more). Write it again with `serl-chunk data stats`, horizon={horizon}"
+    )
 
 
 def _vector(config: NormaliserConfig, name: str, size: int, spec: RobotSpec) -> NormStats:
@@ -270,14 +252,15 @@ def _vector(config: NormaliserConfig, name: str, size: int, spec: RobotSpec) -> 
 
     Raises DataError for too few or too many, ConfigError for those of other units.
     """
-    units, robot = read_note(config.norm_stats).get("robot"), config.robot if config.actions == "openpi" else "none"
+    vectors, note = read_norm_stats(config.norm_stats)
+    units, robot = note.get("robot"), config.robot if config.actions == "openpi" else "none"
     if units is not None and units != robot:
         raise ConfigError(
             f"{config.norm_stats} is of states and actions in the units {units!r}, got {robot!r}. Set it as the file "
             "has it (with normaliser.actions=openpi), or write the file again with `serl-chunk data stats`",
             parameter="normaliser.robot",
         )
-    found = read_norm_stats(config.norm_stats).get(name)
+    found = vectors.get(name)
     if found is not None and config.actions == "openpi" and len(found.mean) > size:
         q01, q99 = (None if q is None else q[:size] for q in (found.q01, found.q99))
         found = NormStats(found.mean[:size], found.std[:size], q01, q99)
@@ -292,7 +275,7 @@ def _between_quantiles(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return joint [A], centre, scale [H, A] that map q01 and q99 of the file onto -1 and 1 (as pi0.5 does)."""
     path, stats = config.norm_stats, _vector(config, "actions", spec.action_dim, spec)
-    note = read_note(path)
+    note = read_norm_stats(path)[1]
     if stats.q01 is None or stats.q99 is None or note.get("actions") not in ("absolute", "delta"):
         raise ConfigError(
             f"{path}: normaliser.actions=norm_stats needs quantiles, and whether actions are differences. Write the "
@@ -303,10 +286,18 @@ def _between_quantiles(
         of = np.array(note.get("state_of_action", []), np.int32)
         fits = of.ndim == 1 and len(of) <= len(joint) and of.max(initial=-1) < spec.state_dim
         if not fits or note.get("horizon") != horizon:
-            raise ConfigError(_OTHER_HORIZON.format(path=path, found=note.get("horizon"), horizon=horizon))
+            raise _other_horizon(path, note, horizon)
         joint[: len(of)] = of
     half = np.maximum((stats.q99 - stats.q01) / 2, ACTION_FLOOR)
     return joint, np.tile((stats.q01 + stats.q99) / 2, (horizon, 1)), np.tile(half, (horizon, 1))
+
+
+def _offsets(action: np.ndarray, base: np.ndarray, lost_ticks: np.ndarray, horizon: int) -> Iterator[np.ndarray]:
+    """Yield for each i below the horizon a[t + i] - base[t], [N, A], of the steps t that no gap parts from t + i."""
+    stretch = np.cumsum(lost_ticks > 0)
+    for i in range(min(horizon, len(action))):
+        starts = len(action) - i
+        yield (action[i:] - base[:starts])[stretch[i:] == stretch[:starts]]
 
 
 def _demonstrated_range(
@@ -316,15 +307,10 @@ def _demonstrated_range(
     a = len(joint)
     low, high = np.full((horizon, a), np.inf), np.full((horizon, a), -np.inf)
     for st, e in zip(states, episodes, strict=True):
-        action = e.steps.action
         base = np.where(joint >= 0, st[:, np.maximum(joint, 0)], 0)
-        stretch = np.cumsum(e.steps.lost_ticks > 0)
-        for i in range(min(horizon, len(action))):
-            together = stretch[i:] == stretch[: len(action) - i]  # no gap parts the action from the observation
-            offset = (action[i:] - base[: len(action) - i])[together]
-            if not len(offset):
-                break
-            low[i], high[i] = np.minimum(low[i], offset.min(0)), np.maximum(high[i], offset.max(0))
+        for i, offset in enumerate(_offsets(e.steps.action, base, e.steps.lost_ticks, horizon)):
+            if len(offset):
+                low[i], high[i] = np.minimum(low[i], offset.min(0)), np.maximum(high[i], offset.max(0))
     unseen = ~np.isfinite(low[:, 0])  # offsets longer than every demonstration take the longest seen one's range
     if unseen.any():
         last = int(np.flatnonzero(~unseen)[-1])

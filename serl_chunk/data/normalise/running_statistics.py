@@ -1,6 +1,6 @@
 """Statistics of streams of vectors: moments by merging, and exact quantiles.
 
-Quantiles are those of numpy's default: the order statistics around rank `q * (n - 1)`, linearly interpolated. Up to
+Quantiles are numpy's default: the order statistics around rank `q * (n - 1)`, linearly interpolated. Up to
 `KEEP` values are held in memory, more in a temporary file: 4 bytes a value. One dimension at a time is sorted in the
 end, which takes 8 bytes of memory a vector.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import IO
 
 import numpy as np
@@ -92,23 +92,11 @@ class Statistics:
         """Return float64[Q, D]. Raises DataError of no vectors."""
         if not self.moments.count:
             raise DataError("statistics: there is no step")
-        last = self.moments.count - 1
-        at = self._quantiles * last
-        below = at.astype(np.int64)
-        above = np.minimum(below + 1, last)
-        out = np.empty((len(at), self._dim))
-        for d, column in enumerate(self._columns()):
-            ordered = np.partition(column, np.unique([below, above]))
-            low, high = ordered[below].astype(np.float64), ordered[above].astype(np.float64)
-            out[:, d] = low + (at - below) * (high - low)
-        return out
-
-    def _columns(self) -> Iterator[np.ndarray]:
         blocks = self._held
         if self._file is not None:
             blocks = [np.memmap(self._file, np.float32, "r").reshape(-1, self._dim), *blocks]
-        for d in range(self._dim):
-            yield np.concatenate([block[:, d] for block in blocks])
+        columns = (np.concatenate([block[:, d] for block in blocks], dtype=np.float64) for d in range(self._dim))
+        return np.stack([np.quantile(column, self._quantiles, overwrite_input=True) for column in columns], axis=1)
 
     def _spill(self) -> None:
         try:

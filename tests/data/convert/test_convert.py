@@ -156,10 +156,10 @@ class Spoilt(Hdf5Sink):
         self.now("stage", number)
         return super().stage(layout, number, episode)
 
-    def place(self, layout: Json, index: int, staged: Json) -> None:
-        self.now("before place", index)
-        super().place(layout, index, staged)
-        self.now("after place", index)
+    def place(self, layout: Json, staged: list[Json]) -> None:
+        self.now("before place", len(staged) - 1)
+        super().place(layout, staged)
+        self.now("after place", len(staged) - 1)
 
     def finish(self, layout: Json, staged: list[Json]) -> None:
         super().finish(layout, staged)
@@ -298,7 +298,7 @@ def test_frames_are_written_one_by_one_and_a_failure_amid_a_write_is_that_failur
         return real(descriptor, data, at)
 
     monkeypatch.setattr(frames, "__array__", lambda *_, **__: pytest.fail("all frames were decoded"))
-    sink.place(layout, 0, sink.stage(layout, 0, episode))
+    sink.place(layout, [sink.stage(layout, 0, episode)])
     monkeypatch.setattr(os, "pwrite", failing)
     with pytest.raises(error if isinstance(error, type) else type(error)):
         sink.stage(layout, 1, episode)

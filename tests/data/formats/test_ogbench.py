@@ -25,8 +25,7 @@ from hypothesis import strategies as st
 
 from serl_chunk.data.demos import load_demos
 from serl_chunk.data.formats import open_episodes
-from serl_chunk.data.formats.ogbench import OgbenchSource, headers, load
-from serl_chunk.data.formats.success_labels import cut_at_successes, label_states
+from serl_chunk.data.formats.ogbench import OgbenchSource, cut_at_successes, headers, label_states, load
 from serl_chunk.data.rotating_dataset import ShardedSource
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.types import ConfigError, DataError, Episode, Outcome, RobotSpec, Source

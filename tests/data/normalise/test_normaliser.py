@@ -158,16 +158,16 @@ def test_its_numbers_are_its_own_and_make_its_digest(spec, demos):
     with pytest.raises(ValueError, match=naming("read-only")):
         norm.scale[0] = 1
     arrays = {k: v.copy() for k, v in norm.to_arrays().items()}
-    copied = Normaliser.from_arrays(norm.mode, arrays)
-    assert Normaliser.from_arrays("absolute_demo", arrays).digest() != norm.digest()
+    copied = Normaliser.restored({"normaliser_mode": norm.mode}, arrays)
+    assert Normaliser.restored({"normaliser_mode": "absolute_demo"}, arrays).digest() != norm.digest()
     for values in arrays.values():
         values.flat[-1] -= 1  # the caller's array is the caller's
-        assert copied.digest() == norm.digest() != Normaliser.from_arrays(norm.mode, arrays).digest()
+        assert copied.digest() == norm.digest() != Normaliser.restored({"normaliser_mode": norm.mode}, arrays).digest()
         values.flat[-1] += 1
     joint = arrays.pop("joint")
     chunk, state = np.zeros((5, 3), np.float32), np.zeros(5, np.float32)
     short = [fit_normaliser(spec, NormaliserConfig(), horizon, []) for horizon in (1, 3)]
-    made = lambda **others: lambda: Normaliser.from_arrays("relative", arrays | others)  # noqa: E731
+    made = lambda **others: lambda: Normaliser.restored({"normaliser_mode": "relative"}, arrays | others)  # noqa: E731
     for call, named in (
         (made(scale=arrays["scale"][:2], joint=joint), ("scale", "[H, A]", "(2, 3)")),
         (made(joint=np.array([0, 1, 5])), ("joint", 5)),
