@@ -2,7 +2,7 @@
 
 Every row of `OPTIONS` is trained on the fake ALOHA task (with its scripted human) and on OGBench's cube-single
 (offline, then online), for every seed, and compared with the row `default`, or with the one that `BESIDE` names. One
-table comes out, as markdown and as JSON; `--json` writes the counts. What is finished is not run again:
+table comes out, OUT/table.md; `--json` writes the counts. What is finished is not run again:
 
     python benchmarks/ablations.py --seeds 0,1 --data cube-single-play-v0.npz --out runs/ablations
 
@@ -13,21 +13,21 @@ difference), all seeds together: what other seeds would do is not in them, so th
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import itertools
-import json
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from learn_fake_aloha import N_DEMOS, run_variant
-from support.cli_args import add_settings, chosen, keep_plan, settings, split
-from support.result_tables import Count, difference_interval, difference_text, pooled
-from support.results import Checkpoint, Run, checkpoint, read, write
+from learn_fake_aloha import N_DEMOS
+from support import learning
+from support.cli_args import chosen, keep_plan, split
+from support.result_tables import difference_text, pooled
+from support.results import Checkpoint, Run, read, write
 
-from serl_chunk.cli.record import run_record
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.presets import configured
@@ -124,10 +124,9 @@ def on_fake_aloha(option: str, seed: int, args: argparse.Namespace) -> Checkpoin
     length = [f"learner.max_steps={args.fake_steps}", f"learner.checkpoint_period={args.fake_steps}"]
     config = configuration("fake_aloha", [*length, *args.set, *OPTIONS[option]])
     out = folder("fake_aloha", option, args, [args.fake_steps])
-    demos = args.out / "fake_aloha" / "demos"
-    run_record(load_experiment("fake_aloha"), N_DEMOS, str(demos), policy="scripted", noise=None, cameras=())
-    last = run_variant("rl_helper", seed, demos, out, args.episodes, config)["last"]
-    return checkpoint(last, args.episodes)
+    demos = learning.record(load_experiment("fake_aloha"), N_DEMOS, args.out / "fake_aloha" / "demos")
+    trained = learning.train(dataclasses.replace(config, seed=seed), out / f"rl_helper_{seed}", [demos])
+    return trained.evaluate(trained.steps[-1], args.episodes)
 
 
 def on_cube_single(option: str, seed: int, args: argparse.Namespace) -> Checkpoint:
@@ -158,71 +157,41 @@ def on_cube_single(option: str, seed: int, args: argparse.Namespace) -> Checkpoi
 
 TASKS = {"fake_aloha": on_fake_aloha, "cube_single": on_cube_single}
 EXPERIMENTS = {"fake_aloha": "fake_aloha", "cube_single": "ogbench"}
-Results = dict[str, dict[str, dict[str, Checkpoint | Count]]]  # task -> option -> seed -> its last evaluation
 
 
-def rows(results: Results) -> list[dict[str, Any]]:
-    """One row for each task and option that has been measured, in the order of `OPTIONS`."""
-    out = []
-    for task, options in results.items():
-        for option in (o for o in OPTIONS if o in options):
-            count = pooled(list(options[option].values()))
-            low, high = wilson_interval(*count)
-            row: dict[str, Any] = {
-                "task": task,
-                "option": option,
-                "overrides": list(OPTIONS[option]),
-                "successes": count.successes,
-                "episodes": count.episodes,
-                "rate": count.rate,
-                "low": low,
-                "high": high,
-                "seeds": {seed: c.rate for seed, c in options[option].items()},
-            }
-            # The same seeds of both, however far the run has come.
-            beside = BESIDE.get(option, DEFAULT)
-            shared = [s for s in options[option] if s in options.get(beside, {})]
-            if option != DEFAULT and shared:
-                ours, base = (pooled([options[o][s] for s in shared]) for o in (option, beside))
-                row["beside"] = beside
-                row["difference"] = ours.rate - base.rate
-                row["difference_text"] = difference_text(ours, base)
-                row["difference_low"], row["difference_high"] = difference_interval(ours, base)
-            out.append(row)
-    return out
-
-
-def markdown(table: Sequence[dict[str, Any]]) -> str:
-    """The table as it goes into a document; a star marks a difference whose interval excludes 0."""
+def table(runs: Sequence[Run]) -> str:
+    """Return the table as it goes into a document; a star marks a difference whose interval excludes 0."""
     lines = ["| task | option | success [95 %] | seeds | difference [95 %] |", "|---|---|---|---|---|"]
-    for r in table:
-        seeds = ", ".join(f"{rate:.2f}" for rate in r["seeds"].values())
-        difference = ""
-        if "difference" in r:
-            difference = r["difference_text"]
-            difference += "" if r["beside"] == DEFAULT else f" beside {r['beside']}"
-        interval = f"{r['rate']:.2f} [{r['low']:.2f}, {r['high']:.2f}]"
-        lines.append(f"| {r['task']} | {r['option']} | {interval} | {seeds} | {difference} |")
+    for task, option in itertools.product(TASKS, OPTIONS):
+        found = {run.name: dict[int, Checkpoint]() for run in runs}
+        for run in runs:
+            if run.experiment == EXPERIMENTS[task]:
+                found[run.name][run.seed] = run.checkpoints[-1]
+        if not (points := found.get(option)):
+            continue
+        count = pooled(list(points.values()))
+        low, high = wilson_interval(*count)
+        seeds = ", ".join(f"{c.rate:.2f}" for c in points.values())
+        # The same seeds of both, however far the run has come.
+        beside, difference = BESIDE.get(option, DEFAULT), ""
+        shared = [seed for seed in points if seed in found.get(beside, {})]
+        if option != DEFAULT and shared:
+            ours, base = (pooled([found[o][s] for s in shared]) for o in (option, beside))
+            difference = difference_text(ours, base) + ("" if beside == DEFAULT else f" beside {beside}")
+        lines.append(f"| {task} | {option} | {count.rate:.2f} [{low:.2f}, {high:.2f}] | {seeds} | {difference} |")
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
-    """Run what is missing, the default first; the table is written anew after every run."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = learning.parser(__doc__, "ablations", of="for every row")
     p.add_argument("--options", default="all", help=f"separated by commas, of: {', '.join(OPTIONS)}; or all")
     p.add_argument("--tasks", default=None, help=f"of: {', '.join(TASKS)}; by default those there is data for")
-    p.add_argument("--seeds", default="0", help="separated by commas")
     p.add_argument("--data", type=Path, help="OGBench's cube-single-play .npz, for cube_single")
-    p.add_argument("--episodes", type=int, default=100, help="measured at the end of each run")
     p.add_argument("--fake_steps", type=int, default=8_000, help="updates on fake_aloha")
     p.add_argument("--offline_steps", type=int, default=20_000, help="updates on cube_single before actors begin")
     p.add_argument("--online_steps", type=int, default=10_000, help="on cube_single")
     p.add_argument("--port", type=int, default=5688)
-    add_settings(p, "for every row")
-    p.add_argument("--out", type=Path, default=Path("runs/ablations"), help="runs, table.md and table.json")
-    p.add_argument("--json", type=Path, help="write the results here (benchmarks/README.md, Results)")
-    args = p.parse_args()
-    settings(p, args.set)
+    args = learning.arguments(p)
     options = chosen(p, args.options, OPTIONS, "option")
     tasks = chosen(p, args.tasks or ("all" if args.data else "fake_aloha"), TASKS, "task")
     if "cube_single" in tasks and args.data is None:
@@ -230,23 +199,19 @@ def main() -> None:
     # What the others are compared with, before them.
     options = [*dict.fromkeys([DEFAULT, *(BESIDE[o] for o in options if o in BESIDE), *options])]
     args.out.mkdir(parents=True, exist_ok=True)
-    results: Results = {}
     runs: list[Run] = []
-    for seed in args.seeds.split(","):
+    for seed in args.seeds:
         for task in tasks:
             for option in options:
                 online = task != "cube_single" or args.online_steps > 0
                 if why := says_nothing(option, EXPERIMENTS[task], args.set, online=online):
                     print(f"{task:12s} {option} {why}: no run", flush=True)
                     continue
-                count = TASKS[task](option, int(seed), args)
-                results.setdefault(task, {}).setdefault(option, {})[seed] = count
-                runs.append(Run(option, int(seed), EXPERIMENTS[task], [*args.set, *OPTIONS[option]], [count]))
+                count = TASKS[task](option, seed, args)
+                runs.append(Run(option, seed, EXPERIMENTS[task], [*args.set, *OPTIONS[option]], [count]))
                 print(f"{task:12s} seed {seed} {option:24s} {count.successes}/{count.episodes}", flush=True)
-                table = rows(results)
-                (args.out / "table.json").write_text(json.dumps(table, indent=1))
-                (args.out / "table.md").write_text(markdown(table))
-    print(markdown(rows(results)))
+                (args.out / "table.md").write_text(table(runs))
+    print(table(runs))
     if args.json:
         write(args.json, runs)
 

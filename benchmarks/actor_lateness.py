@@ -10,15 +10,17 @@ one on which the policy had no action, the first ones of every episode included.
 
 from __future__ import annotations
 
-import argparse
-import json
+import contextlib
+import multiprocessing
+import tempfile
 import threading
 import time
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import jax
 import numpy as np
-from support.loopback import connected, other_process, serving
+from support.cli_args import make_parser, write_figures
 from support.ports import free_port
 
 from serl_chunk.actor.service import ActorService
@@ -29,11 +31,18 @@ from serl_chunk.config.agents.critic import CriticConfig
 from serl_chunk.config.agents.flow import FlowConfig
 from serl_chunk.config.experiment import ActorConfig, ExperimentConfig
 from serl_chunk.config.robots import FakeAlohaConfig
+from serl_chunk.config.transport import TransportConfig
 from serl_chunk.data.preprocess import fit_preprocess
 from serl_chunk.robots.registry import make_env
 from serl_chunk.transport.client.link import LearnerLink
+from serl_chunk.transport.server.handler import ServerHandler
+from serl_chunk.transport.server.server import LearnerServer
+from serl_chunk.transport.storage.spool import Spool
 from serl_chunk.types import Begin, End, SerlChunkError, Snapshot, Step
+from serl_chunk_robot.wire.codec import Limits
 
+HOST, CONTRACT = "127.0.0.1", {"benchmark": "loopback"}
+START_SECONDS = 60.0  # for a process to import what it needs, on a busy machine
 CRITIC = CriticConfig(hidden=(704, 704))
 AGENT = AcfqlConfig(critic=CRITIC, flow=FlowConfig(hidden=(512, 512)))  # 10 MB in all
 
@@ -44,14 +53,26 @@ def next_version(params: dict[str, np.ndarray], version: int) -> Snapshot:
     return Snapshot(version, {k: v * factor if v.dtype == np.float32 else v for k, v in params.items()})
 
 
-def learner(port: int, pipe: Connection) -> None:
-    """The other process: publishes as often as it is told, until told to stop."""
-    with serving(port, pipe) as server:
-        params, period = pipe.recv()
+def learner(port: int, pipe: Connection, params: dict[str, np.ndarray], period: float) -> None:
+    """The other process: keeps no record, and publishes as often as it is told, until told to stop."""
+    server = LearnerServer(TransportConfig(), ServerHandler(), bind=HOST, port=port, contract=CONTRACT)
+    server.start()
+    with contextlib.closing(server):
         version = 0
         while not pipe.poll(period if version else 0):
             version += 1
             server.publish(next_version(params, version), {})
+
+
+def connected(port: int) -> LearnerLink:
+    """The actor's end, connected to the server at `port`, which takes seconds to start."""
+    folder, config = Path(tempfile.mkdtemp()), TransportConfig()  # removed with the spool
+    limits = Limits(config.max_message_bytes, config.max_arrays)
+    link = LearnerLink(
+        config, host=HOST, port=port, actor_id="bench", contract=CONTRACT, spools=lambda run: Spool(folder, limits)
+    )
+    link.connect(timeout=START_SECONDS)
+    return link
 
 
 class InMemory:
@@ -70,38 +91,29 @@ class InMemory:
         self._thread = threading.Thread(target=self._publish, daemon=True)
         self._thread.start()
 
-    def begin(self, record: Begin) -> None:
-        """Drop it."""
+    def begin(self, record: Begin) -> None: ...
 
     def step(self, record: Step) -> None:
-        """Count it."""
         self.steps_recorded += 1
 
-    def end(self, record: End) -> None:
-        """Drop it."""
+    def end(self, record: End) -> None: ...
 
     def latest(self) -> Snapshot:
-        """The newest snapshot."""
         return self._snapshot
 
     def can_begin(self) -> tuple[bool, str]:
-        """Always."""
         return True, ""
 
     def backlog(self, *, begun: bool) -> str:
-        """Nothing waits."""
         return ""
 
     def flush(self, timeout: float) -> bool:
-        """Nothing is under way."""
         return True
 
     def stats(self) -> dict[str, float]:
-        """As the network's link names it."""
         return {"snapshots": self._snapshot.version}
 
     def close(self) -> None:
-        """End the thread."""
         self._stop.set()
         self._thread.join()
 
@@ -131,8 +143,10 @@ def measure(seconds: float, mb_per_s: float | None, in_process: bool) -> dict[st
         link = InMemory(params, period)
     else:
         port = free_port()
-        process, pipe = other_process(learner, port)
-        pipe.send((params, period))
+        context = multiprocessing.get_context("spawn")
+        pipe, theirs = context.Pipe()
+        process = context.Process(target=learner, args=(port, theirs, params, period), daemon=True)
+        process.start()
         link = connected(port)
     stop = threading.Event()
     episodes: list[EpisodeSummary] = []
@@ -168,12 +182,10 @@ def measure(seconds: float, mb_per_s: float | None, in_process: bool) -> dict[st
 
 
 def main() -> None:
-    """Print the figures, and write them where asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=30.0, help="of control time")
     parser.add_argument("--mb_per_s", type=float, help="of parameters; by default one snapshot a second")
     parser.add_argument("--in-process", action="store_true", help="hand snapshots over in memory")
-    parser.add_argument("--json", metavar="FILE", help="write the figures there")
     args = parser.parse_args()
     figures = measure(args.seconds, args.mb_per_s, args.in_process)
     print(
@@ -182,9 +194,7 @@ def main() -> None:
         f"{figures['starved_ticks']} starved ticks in {figures['episodes']} episodes; {figures['snapshots']:.0f} "
         f"snapshots of {figures['snapshot_mb']:.1f} MB in {figures['wall_seconds']:.0f} s"
     )
-    if args.json:
-        with open(args.json, "w") as file:
-            json.dump(figures, file, indent=2)
+    write_figures(args, figures)
 
 
 if __name__ == "__main__":

@@ -11,22 +11,19 @@ above its lowest values, and a timer. A finished run is not run again:
 
 from __future__ import annotations
 
-import argparse
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from support.cli_args import keep_plan
+from support.cli_args import keep_plan, make_parser, write_figures
+from support.learning import product, record
 from support.ports import free_port
 
 from serl_chunk.attention.alarm import Alarm, FittedRun, Watch
 from serl_chunk.attention.fit import Figures, Judged, Trace, fit, judge, trace_of
 from serl_chunk.classifier.metrics import auc, roc
-from serl_chunk.cli.record import run_record
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.runs.episodes import RunSource
@@ -56,13 +53,11 @@ Signal = Callable[[Alarm, Recorded], np.ndarray]  # its value at each decision: 
 
 
 def fall(alarm: Alarm, one: Recorded) -> np.ndarray:
-    """How far Q has fallen."""
     watch = Watch(alarm)
     return np.array([watch.fall(q) for q in one.trace.q.tolist()])
 
 
 def deviation(alarm: Alarm, one: Recorded) -> np.ndarray:
-    """How far the heads disagree."""
     return one.deviation
 
 
@@ -92,18 +87,15 @@ def train(name: str, out: Path) -> Path:
     if run.exists() and any(row["step"] >= UPDATES for row in read_metrics(run)["train"]):
         return run
     print(f"training {name}", flush=True)
-    flags = [f"--config.{setting}" for setting in (f"learner.max_steps={UPDATES}", *settings)]
-    command = [
-        sys.executable, "-m", "serl_chunk", "--exp_name", "fake_aloha", "--learner", "--actor", "--debug",
-        "--seed", str(seed), "--port", str(free_port()), "--demo_path", str(out / "demos"),
-        "--checkpoint_path", str(run), "--log_level", "warning", *flags,
-    ]  # fmt: skip
-    subprocess.run(command, check=True)
+    product(
+        "--learner", "--actor", "--debug", "--seed", str(seed), "--port", str(free_port()),
+        "--demo_path", str(out / "demos"), "--checkpoint_path", str(run), "--log_level", "warning",
+        experiment="fake_aloha", overrides=[f"learner.max_steps={UPDATES}", *settings],
+    )  # fmt: skip
     return run
 
 
 def recorded(run: Path) -> list[Recorded]:
-    """Read what counts of a run's episodes."""
     source = RunSource(run, ReadOptions(cameras=()))
     out = []
     for key in source.keys():
@@ -129,7 +121,6 @@ def threshold(signal: Signal, alarm: Alarm, episodes: Sequence[Recorded]) -> flo
 
 
 def judged(signal: Signal, alarm: Alarm, least: float, episodes: Sequence[Recorded]) -> list[Judged]:
-    """Episodes under an alarm of any signal."""
     out = []
     for one in episodes:
         values, trace = signal(alarm, one), one.trace
@@ -176,17 +167,12 @@ def plot(alarm: Alarm, runs: dict[str, list[Recorded]], found: dict[str, Any]) -
 
 
 def main() -> None:
-    """Train, fit, test, and print the figures."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = make_parser(__doc__)
     p.add_argument("--out", type=Path, default=Path("runs/attention"), help="folder of the runs")
     p.add_argument("--false_alarms", type=float, default=0.05)
-    p.add_argument("--json", type=Path)
     p.add_argument("--png", type=Path)
     args = p.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
-    if not (args.out / "demos").exists():
-        demos = str(args.out / "demos")
-        run_record(load_experiment("fake_aloha"), 10, demos, policy="scripted", noise=None, cameras=())
+    record(load_experiment("fake_aloha"), 10, args.out / "demos")
     runs = {name: recorded(train(name, args.out)) for name in RUNS}
     traces = [one.trace for name in FITTED for one in runs[name]]
     alarm = fit(traces, [FittedRun(name, "") for name in FITTED], args.false_alarms)
@@ -198,8 +184,7 @@ def main() -> None:
         "updates": UPDATES,
     }  # fmt: skip
     print(json.dumps(out, indent=1))
-    if args.json:
-        args.json.write_text(json.dumps(out, indent=1) + "\n")
+    write_figures(args, out)
     if args.png:
         args.png.write_bytes(plot(alarm, runs, tested))
 

@@ -11,7 +11,6 @@ from runs that ablations.py made:
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 from pathlib import Path
@@ -19,6 +18,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from support.cli_args import make_parser, write_figures
 
 from serl_chunk.runs.metrics import read_metrics
 from serl_chunk.runs.report.panels import binned, calibration_panel, decisions, value_range
@@ -54,11 +54,9 @@ def plot(runs: dict[str, Path], path: Path) -> None:
 
 
 def main() -> None:
-    """Print a line for each run, and draw them."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = make_parser(__doc__)
     p.add_argument("runs", nargs="+", metavar="NAME=RUN", help="a run folder, and what to call it")
     p.add_argument("--plot", type=Path, help="write the panels here (PNG)")
-    p.add_argument("--json", type=Path, help="write the figures here")
     args = p.parse_args()
     if bad := [text for text in args.runs if "=" not in text]:
         p.error(f"{bad[0]}: expected NAME=RUN")
@@ -70,8 +68,7 @@ def main() -> None:
         print(f"{name:24} {f['decisions']:7,} decisions  bias {f['bias']:+.3f}  error of the tenths {f['error']:.3f}")
     if args.plot:
         plot(runs, args.plot)
-    if args.json:
-        args.json.write_text(json.dumps(out, indent=1))
+    write_figures(args, out)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -26,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from support.robot_moments import press_on
+from support.cli_args import make_parser, write_figures
+from support.robot_moments import make_keys, press_on
 
 from serl_chunk_robot.client.client import Keys, RobotClient, RobotError
 from serl_chunk_robot.robot_file.config import HAIR, load, load_driver
@@ -39,7 +39,6 @@ from serl_chunk_robot.server.door import Door
 from serl_chunk_robot.server.processes import Processes
 from serl_chunk_robot.server.serve import Motions, prioritise
 from serl_chunk_robot.server.server import RobotServer
-from serl_chunk_robot.wire.curve import Pair
 from serl_chunk_robot.wire.link import Link, make_pair
 
 HERE = "127.0.0.1"
@@ -83,19 +82,6 @@ def serve(path: Path) -> None:
         server.run()
 
 
-def make_keys(folder: Path) -> dict[str, Keys]:
-    """Make a folder of keys; returns those of the operator and the actor."""
-    server, clients = Pair.new(), {"operator": Pair.new(), "actor": Pair.new()}
-    (folder / "allowed").mkdir(mode=0o700, parents=True)
-    folder.chmod(0o700)
-    files = {f"allowed/{name}.json": {"public": pair.public} for name, pair in clients.items()}
-    files["allowed/operator.json"]["role"] = "operator"
-    for name, values in {**files, "server.json": {"public": server.public, "secret": server.secret}}.items():
-        (folder / name).write_text(json.dumps(values))
-        (folder / name).chmod(0o600)
-    return {name: Keys(server.public, pair) for name, pair in clients.items()}
-
-
 class Driver:
     """Drives the robot at 50 Hz on small circles of its joints, and reads every picture."""
 
@@ -103,6 +89,7 @@ class Driver:
         address = f"{HERE}:{port}"
         self._operator = RobotClient(address, name="operator", role="operator", keys=keys.get("operator"), answer=20.0)
         self._actor = RobotClient(address, name="actor", role="controller", keys=keys.get("actor"), answer=20.0)
+        self._actor.next_state(60.0)  # the server starts
         self.stops = 0
         self._home: np.ndarray | None = None
 
@@ -191,12 +178,11 @@ def _spread(values: np.ndarray) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=10.0, help=f"of a phase, {WINDOW:g} at least")
     parser.add_argument("--port", type=int, default=6800, help="the first of six that are free")
     parser.add_argument("--keys", action="store_true", help="encrypt all sockets")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve is not None:
@@ -209,8 +195,7 @@ def main() -> None:
         if isinstance(value, dict):
             value = "{median:.3f} ({least:.3f} to {largest:.3f})".format(**value)
         print(f"{name:28s} {value}")
-    if args.json:
-        args.json.write_text(json.dumps(figures, indent=1) + "\n")
+    write_figures(args, figures)
 
 
 if __name__ == "__main__":

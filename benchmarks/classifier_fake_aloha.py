@@ -14,7 +14,6 @@ Truth is the simulator's: the cube lies within the task's tolerance of its place
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import math
@@ -25,6 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from support.cli_args import make_parser, write_figures
 
 from serl_chunk.classifier.dataset import CLASSES, Labelled, LabelledEpisode, split
 from serl_chunk.classifier.files import save
@@ -84,7 +84,6 @@ def succeeded(env: FakeAlohaEnv) -> bool:
 
 
 def always(env: FakeAlohaEnv) -> bool:
-    """Every frame is looked at."""
     return True
 
 
@@ -186,14 +185,12 @@ def milliseconds(classifier: Classifier, episode: LabelledEpisode, looks: int = 
 
 
 def main() -> None:
-    """Draw the episodes, train, test, and print the figures."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = make_parser(__doc__)
     p.add_argument("--episodes", type=int, default=320, help="to train on")
     p.add_argument("--tests", type=int, default=200, help="of the figures")
     p.add_argument("--steps", type=int, default=3000)
     p.add_argument("--frames", type=int, default=3, help="in a row")
     p.add_argument("--seed", type=int, default=0)
-    p.add_argument("--json", type=Path)
     p.add_argument("--png", type=Path)
     args = p.parse_args()
     begin = time.monotonic()
@@ -219,8 +216,7 @@ def main() -> None:
         "held_out": validated.to_json(), "test": found.to_json(), "kinds": by_kind(found),
     }  # fmt: skip
     print(json.dumps(figures, indent=1))
-    if args.json:
-        args.json.write_text(json.dumps(figures, indent=1) + "\n")
+    write_figures(args, figures)
     if args.png:
         args.png.write_bytes(roc_png(found))
 

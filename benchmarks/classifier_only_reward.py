@@ -20,23 +20,20 @@ Everything that was done is kept in `--out`, and the same command goes on after 
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import math
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from classifier_fake_aloha import EVERY, ROBOT, episodes, seen_by_another_camera, succeeded, towards
-from learn_fake_aloha import REPORT_SEED_BASE, evaluate_checkpoint
-from support.cli_args import add_settings, keep_plan, settings
+from support.cli_args import add_settings, keep_plan, make_parser, settings, write_figures
+from support.cli_args import split as split_setting
+from support.learning import Trained, product
 from support.ports import free_port
 
-from serl_chunk.agents.registry import make_agent
 from serl_chunk.classifier.dataset import (
     CLASSES,
     IGNORED,
@@ -54,13 +51,12 @@ from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.overrides import apply_overrides
 from serl_chunk.data.labels import DISCARD, FAILURE, correction
 from serl_chunk.data.source import ReadOptions
+from serl_chunk.evaluation.results import wilson_interval
 from serl_chunk.robots.fake.env import NO_ARM, FakeAlohaEnv
 from serl_chunk.robots.fake.expert import READY, ScriptedExpert
 from serl_chunk.robots.fake.kinematics import LEFT, RIGHT, grip_point, inverse
 from serl_chunk.robots.fake.spec import ACTION_HIGH, ACTION_LOW, ARM_DIM, CUBE_REST_Z, FINGERS_ON_CUBE, PLACE
-from serl_chunk.robots.registry import make_env
 from serl_chunk.runs.amend import RunAmender
-from serl_chunk.runs.checkpoints import CheckpointStore
 from serl_chunk.runs.episodes import RunSource
 from serl_chunk.types import IMAGE_PREFIX, Observation, Outcome
 from serl_chunk.viz.plots import new_figure, to_png
@@ -83,7 +79,6 @@ def open_hand(observation: Observation) -> bool:
 
 
 def experiment() -> Any:
-    """`fake_aloha_images` with the condition."""
     config = load_experiment("fake_aloha_images")
     return dataclasses.replace(config, outcome=dataclasses.replace(config.outcome, condition=open_hand))
 
@@ -211,17 +206,13 @@ def make_classifier(folder: Path, count: int, steps: int, runs: list[Path]) -> d
 
 
 def shown(step: int, steps: int, note: str) -> None:
-    """Print the progress of a classifier's training."""
     print(f"{step}/{steps} {note}", flush=True)
 
 
 def command(*words: str, classifier: Path, texts: list[str]) -> None:
     """Run one `serl-chunk` command with the classifier as the only judge. Raises SystemExit where it fails."""
     overrides = [f"outcome.classifier={classifier}", "outcome.environment=false", *texts]
-    line = [sys.executable, "-m", "serl_chunk", *words, "--exp_name", str(FILE), *(f"--config.{t}" for t in overrides)]
-    print("$", *line[2:], flush=True)
-    if subprocess.run(line, check=False).returncode != 0:
-        raise SystemExit(f"{' '.join(line[2:])} failed; run the same command again to go on")
+    product(*words, experiment=str(FILE), overrides=overrides)
 
 
 def trained_run(out: Path, number: int, classifier: Path, n_demos: int, seed: int, texts: list[str]) -> Path:
@@ -299,21 +290,8 @@ def sheet(found: list[tuple[Path, str]]) -> bytes:
         return to_png(figure)
 
 
-def evaluated(run: Path, texts: list[tuple[str, str]], n: int) -> dict[str, Any]:
-    """Evaluate the last checkpoint; the simulator judges."""
-    config = apply_overrides(load_experiment("fake_aloha_images"), texts)
-    env, store = make_env(config.robot), CheckpointStore(run)
-    step = store.steps()[-1]
-    file = run / f"simulator_{step}_{n}.json"
-    if not file.exists():
-        agent = make_agent(config, env.robot_spec)
-        file.write_text(json.dumps(evaluate_checkpoint(config, env, agent, store, step, n, REPORT_SEED_BASE)))
-    return json.loads(file.read_text())
-
-
 def main() -> None:
-    """Train the classifier, train with it, compare, correct, and write the figures."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = make_parser(__doc__)
     p.add_argument("--out", type=Path, default=Path("runs/benchmark_classifier_only"))
     p.add_argument(
         "--drawn", type=int, default=240, help="episodes to train the classifier on, and as many of practice"
@@ -324,7 +302,6 @@ def main() -> None:
     p.add_argument("--wanted", type=float, default=0.98, help="share of a run's episodes that ends the rounds")
     p.add_argument("--episodes", type=int, default=100, help="of the evaluation")
     p.add_argument("--seed", type=int, default=42)
-    p.add_argument("--json", type=Path)
     p.add_argument("--png", type=Path)
     add_settings(p, "of the training")
     args = p.parse_args()
@@ -346,11 +323,14 @@ def main() -> None:
             break
         if number + 1 < args.rounds:
             correct(runs[-1], differ)
-    own = [tuple(text.split("=", 1)) for text in texts]
-    result = {"plan": texts, "rounds": rounds, "policy": evaluated(runs[-1], own, args.episodes)}
-    print(json.dumps(result["policy"]))
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    config = apply_overrides(load_experiment("fake_aloha_images"), map(split_setting, texts))
+    trained = Trained(config, runs[-1])  # the simulator judges
+    point = trained.evaluate(trained.steps[-1], args.episodes)
+    low, high = wilson_interval(point.successes, point.episodes)
+    policy = {"step": point.updates, "env_steps": point.env_steps, "human_ticks": point.human_ticks}
+    policy |= {"success_rate": point.rate, "low": low, "high": high}
+    result = {"plan": texts, "rounds": rounds, "policy": policy}
+    write_figures(args, result)
     if args.png:
         args.png.write_bytes(sheet(pictures))
 

@@ -12,7 +12,6 @@ processor times differ by at most 5 %.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from support.cli_args import make_parser, write_figures
 
 RESAMPLES = 10_000
 LEAST_RATIO = 0.95
@@ -105,14 +105,12 @@ def compare(base: Path, new: Path, command: str, rounds: int, figures: str = "")
 
 
 def main() -> None:
-    """Compare, print a line for each script and its slowest figures, and write the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("base", type=Path, help="checkout of the earlier commit")
     parser.add_argument("new", type=Path, help="checkout of the later commit")
     parser.add_argument("--scripts", nargs="+", required=True, metavar="COMMAND", help="benchmarks with their flags")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--figures", default="", metavar="REGEX", help="count figures alone whose names match")
-    parser.add_argument("--json", type=Path, help="file for the figures")
     args = parser.parse_args()
     results = {}
     for command in args.scripts:
@@ -124,8 +122,7 @@ def main() -> None:
         )
         for name, ratio in sorted(r["figures"].items(), key=lambda item: item[1])[:3]:
             print(f"    slowest: {name} {ratio:.3f}")
-        if args.json:
-            args.json.write_text(json.dumps(results, indent=1) + "\n")
+        write_figures(args, results)
 
 
 if __name__ == "__main__":

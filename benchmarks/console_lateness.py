@@ -28,11 +28,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
+from support.cli_args import make_parser, write_figures
 
 HZ, CAMERA_HZ, HEIGHT, WIDTH, JOINTS = 50.0, 30.0, 480, 640, 14
 CAMERAS = ("top", "left_wrist", "right_wrist")
@@ -203,21 +203,16 @@ class _Sink:
 
 
 def measure(rounds: int, seconds: float) -> dict[str, Any]:
-    """Return the figures of all rounds."""
-    bench = Bench(seconds)
     runs: dict[str, list[dict[str, float]]] = {"off": [], "on": []}
-    try:
+    with contextlib.closing(Bench(seconds)) as bench:
         bench.episode(on=True)  # compiles, and is not counted
         for k in range(rounds):
             for phase in ("off", "on") if k % 2 == 0 else ("on", "off"):
                 runs[phase].append(bench.episode(phase == "on"))
-    finally:
-        bench.close()
     return {"rounds": rounds, "seconds": seconds, **figures(runs, seconds), "each": runs}
 
 
 def figures(runs: dict[str, list[dict[str, float]]], seconds: float) -> dict[str, Any]:
-    """Summarize the rounds."""
     made: dict[str, Any] = {}
     for name in ("late_p50", "late_p99", "late_max", "processor"):
         off, on = (np.array([run[name] for run in runs[phase]]) for phase in ("off", "on"))
@@ -234,10 +229,9 @@ def _spread(values: np.ndarray) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=10.0, help="of an episode")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--view", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.view is not None:
@@ -245,8 +239,7 @@ def main() -> None:
         return
     made = measure(args.rounds, args.seconds)
     print(json.dumps({name: value for name, value in made.items() if name != "each"}, indent=2))
-    if args.json:
-        args.json.write_text(json.dumps(made, indent=1) + "\n")
+    write_figures(args, made)
 
 
 if __name__ == "__main__":

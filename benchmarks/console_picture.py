@@ -50,7 +50,6 @@ def is_big(screen: Any, word: ActorState) -> bool:
 
 
 def coloured(screen: Any) -> Text:
-    """What stands on the screen, with its colours."""
     out = Text()
     for row in range(screen.lines):
         for column in range(screen.columns):

@@ -20,11 +20,13 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from support import published_code, results
-from support.cli_args import add_settings, chosen, keep_plan, settings
+from support.cli_args import add_settings, chosen, keep_plan, make_parser, settings
+from support.curves import Value, draw_curves
 from support.published_code import CONTESTANTS, SOURCE
+from support.results import Checkpoint
 
 from serl_chunk.runs.metrics import read_metrics
 
@@ -34,50 +36,34 @@ GAUSSIAN = ("agent.critic.hidden=256,256", "agent.hidden=256,256")
 
 
 class Method(NamedTuple):
-    """What is changed of the experiment `ogbench`, and how its curve is drawn."""
+    """What is changed of the experiment `ogbench`."""
 
-    label: str
     preset: str | None
     settings: tuple[str, ...]
-    color: str
 
 
 METHODS = {
-    "ours": Method("ours: the experiment as it is", None, (), "#d62728"),
-    "qc": Method("QC, best of 8", "qc", (*SMALL, "agent.actor_num_samples=8"), "#1f77b4"),
-    "qc-fql": Method("QC-FQL, alpha 300", "qc-fql", (*SMALL, "agent.alpha=300"), "#2ca02c"),
-    "qc-rlpd": Method("QC-RLPD", "qc-rlpd", GAUSSIAN, "#9467bd"),
-    "rlpd-qc": Method("RLPD of Q-chunking", "rlpd-qc", GAUSSIAN, "#8c564b"),
-    "bc": Method("BC (flow)", "bc", ("agent.flow.hidden=256,256", "agent.flow.steps=5"), "#7f7f7f"),
-}  # fmt: skip
-POLICY_LATE = ("learner.cta_ratio=4",)
+    "ours": Method(None, ()),
+    "qc": Method("qc", (*SMALL, "agent.actor_num_samples=8")),
+    "qc-fql": Method("qc-fql", (*SMALL, "agent.alpha=300")),
+    "qc-rlpd": Method("qc-rlpd", GAUSSIAN),
+    "rlpd-qc": Method("rlpd-qc", GAUSSIAN),
+    "bc": Method("bc", ("agent.flow.hidden=256,256", "agent.flow.steps=5")),
+}
 # What makes an update cheaper (benchmarks/updates.py --savings), asked for by name.
 SAVINGS = {
-    "qc-rlpd-critic-first": Method(
-        "QC-RLPD, the policy once in 4", "qc-rlpd", (*GAUSSIAN, *POLICY_LATE), "#c5b0d5"
-    ),
-    "qc-rlpd-subset": Method(
-        "QC-RLPD, 2 random heads in the target", "qc-rlpd", (*GAUSSIAN, "agent.critic.target_subset=2"), "#e377c2"
-    ),
-}  # fmt: skip
+    "qc-rlpd-critic-first": Method("qc-rlpd", (*GAUSSIAN, "learner.cta_ratio=4")),  # the policy once in four
+    "qc-rlpd-subset": Method("qc-rlpd", (*GAUSSIAN, "agent.critic.target_subset=2")),  # two random heads in the target
+}
 EVERY = METHODS | SAVINGS
 
 RECORDED = results.FOLDER / "cube_single_published.json"  # the published code's runs on TASK
 
 
 def command(method: Method, args: argparse.Namespace, seed: int, run: Path) -> list[str]:
-    """The product's command line for one run."""
     out = [sys.executable, "-m", "serl_chunk", "--exp_name", "ogbench", "--learner", "--debug", "--seed", str(seed)]
-    out += [
-        "--demo_path",
-        str(args.data),
-        "--demo_env",
-        args.task,
-        "--env_name",
-        args.task,
-        "--checkpoint_path",
-        str(run),
-    ]
+    out += ["--demo_path", str(args.data), "--demo_env", args.task, "--env_name", args.task]
+    out += ["--checkpoint_path", str(run)]
     out += ["--offline_steps", str(args.offline_steps), "--online_steps", str(args.online_steps)]
     out += ["--eval_interval", str(args.eval_interval), "--eval_episodes", str(args.episodes)]
     out += ["--preset", method.preset] if method.preset else []
@@ -88,32 +74,18 @@ def command(method: Method, args: argparse.Namespace, seed: int, run: Path) -> l
     return out + [f"--config.{s}" for s in (*fixed, *method.settings, *args.set)]
 
 
-def curve(run: Path) -> list[dict[str, Any]]:
-    """A run's evaluations: `updates`, `env_steps`, `wall` (seconds, evaluations left out), `rate`, `low`, `high`."""
+def evaluations(run: Path, episodes: int) -> list[Checkpoint]:
+    """Return a run's evaluations; `wall` leaves them out."""
     return [
-        {
-            "updates": row["step"],
-            "env_steps": row["env_steps"],
-            "wall": row["wall"],
-            "rate": row["success_rate"],
-            "low": row["low"],
-            "high": row["high"],
-        }
+        Checkpoint(
+            row["step"],
+            round(row["success_rate"] * episodes),
+            episodes,
+            env_steps=row["env_steps"],
+            wall=round(row["wall"], 1),
+        )
         for row in sorted(read_metrics(run)["eval"], key=lambda row: row["step"])
     ]
-
-
-def as_run(name: str, seed: int, points: Sequence[dict[str, Any]], args: argparse.Namespace) -> results.Run:
-    """Return a run of the product in the common form."""
-    method = EVERY[name]
-    preset = [f"preset={method.preset}"] if method.preset else []
-    checkpoints = [
-        results.checkpoint(
-            {**p, "step": p["updates"], "success_rate": p["rate"], "wall": round(p["wall"], 1)}, args.episodes
-        )
-        for p in points
-    ]
-    return results.Run(name, seed, "ogbench", [*preset, *method.settings, *args.set], checkpoints)
 
 
 def published_run(name: str, seed: int, args: argparse.Namespace, commit: str) -> results.Run:
@@ -135,53 +107,17 @@ def published_run(name: str, seed: int, args: argparse.Namespace, commit: str) -
     return run
 
 
-def finished(points: Sequence[dict[str, Any]], args: argparse.Namespace) -> bool:
+def finished(points: Sequence[Checkpoint], args: argparse.Namespace) -> bool:
     """Whether a run was evaluated at its end."""
-    end = ("env_steps", args.online_steps) if args.online_steps else ("updates", args.offline_steps)
-    return bool(points) and points[-1][end[0]] >= end[1]
-
-
-def plot(curves: dict[str, list[dict[str, Any]]], published: Sequence[results.Run], args: argparse.Namespace) -> None:
-    """Success with 95 % intervals over updates and over training time, into `args.plot`."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(13, 5), sharey=True, layout="constrained")
-    for name, points in curves.items():
-        method = EVERY[name.partition("/")[0]]
-        for axis, key, unit in ((axes[0], "updates", 1000), (axes[1], "wall", 60)):
-            x = [p[key] / unit for p in points]
-            axis.fill_between(
-                x, [p["low"] for p in points], [p["high"] for p in points], color=method.color, alpha=0.12
-            )
-            axis.plot(x, [p["rate"] for p in points], marker=".", color=method.color, label=method.label)
-    for run in published:
-        contestant = CONTESTANTS[run.name]
-        for axis, key, unit in ((axes[0], "updates", 1000), (axes[1], "wall", 60)):
-            x = [getattr(c, key) / unit for c in run.checkpoints]
-            y = [c.rate for c in run.checkpoints]
-            axis.plot(x, y, ":", marker="x", color=contestant.color, label=contestant.label)
-    axes[0].axvline(args.offline_steps / 1000, color="black", linewidth=0.8)
-    axes[0].text(args.offline_steps / 1000, 1.01, " online from here", fontsize=8)
-    axes[0].set(
-        xlabel="updates, thousands", ylabel=f"success, {args.episodes} held-out starts, 95 % interval", ylim=(0, 1.05)
-    )
-    axes[1].set(xlabel="training time, minutes (evaluations left out)")
-    for axis in axes:
-        axis.grid(alpha=0.3)
-    handles, labels = axes[0].get_legend_handles_labels()
-    unique = dict(zip(labels, handles, strict=True))
-    axes[1].legend(unique.values(), unique.keys(), loc="lower right", fontsize=8)
-    figure.suptitle(args.task, fontsize=9)
-    figure.savefig(args.plot, dpi=110)
-    plt.close(figure)
+    if not points:
+        return False
+    if args.online_steps:
+        return (points[-1].env_steps or 0) >= args.online_steps
+    return points[-1].updates >= args.offline_steps
 
 
 def main() -> None:
-    """Run what is missing, print a line for each evaluation, write the figures and the plot."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = make_parser(__doc__)
     p.add_argument("--data", type=Path, required=True, help="OGBench's .npz of the task's ENV and DATA")
     p.add_argument("--task", default=TASK, help=f"ENV-DATA-singletask-taskN-v0; {TASK} by default")
     p.add_argument("--out", type=Path, default=Path("runs/cube_single"), help="folder of the runs")
@@ -197,14 +133,12 @@ def main() -> None:
     p.add_argument("--published", type=Path, metavar="DIR", help=f"checkout of {SOURCE}, which trains as well")
     p.add_argument("--published_python", metavar="PATH", help="interpreter that has what that checkout imports")
     p.add_argument("--plot", type=Path, help="write the curves here (PNG)")
-    p.add_argument("--json", type=Path, help="write the results here (benchmarks/README.md, Results)")
     args = p.parse_args()
     everyone = [*METHODS, *(CONTESTANTS if args.published else ())]
     names = chosen(p, args.methods, [*EVERY, *CONTESTANTS], "method") if args.methods else everyone
     settings(p, args.set)
     published_code.check(p, names, args)
     commit = published_code.commit_of(args.published) if args.published else ""
-    curves: dict[str, list[dict[str, Any]]] = {}
     runs: list[results.Run] = []
     args.out.mkdir(parents=True, exist_ok=True)
     for seed in map(int, args.seeds.split(",")):
@@ -226,24 +160,25 @@ def main() -> None:
                     ).returncode
                 if status:
                     raise SystemExit(f"{name}, seed {seed} ended with status {status}; see {log}")
-                if not finished(curve(run), args):  # a run that is told to stop ends with status 0 as well
+                if not finished(evaluations(run, args.episodes), args):  # also one that is told to stop has status 0
                     raise SystemExit(f"{name}, seed {seed} was stopped; run the same command again; see {log}")
                 done.touch()
-            curves[f"{name}/{seed}"] = curve(run)
-            runs.append(as_run(name, seed, curves[f"{name}/{seed}"], args))
-            for point in curves[f"{name}/{seed}"]:
-                print(
-                    f"  {name:8s} seed {seed}  {point['updates']:6d} updates {point['env_steps']:6d} online steps "
-                    f"{point['wall']:6.0f} s  {point['rate']:.2f} [{point['low']:.2f}, {point['high']:.2f}]",
-                    flush=True,
-                )
+            preset = [f"preset={method.preset}"] if method.preset else []
+            points = evaluations(run, args.episodes)
+            runs.append(results.Run(name, seed, "ogbench", [*preset, *method.settings, *args.set], points))
+            for c in points:
+                print(f"  {name:8s} seed {seed}  {c.updates:6d} updates {c.env_steps:6d} online steps {c.wall:6.0f} s  "
+                      f"{c.rate:.2f}", flush=True)  # fmt: skip
     if args.json:
         results.write(args.json, runs, published=commit)
     if args.plot:
-        published = [run for run in runs if run.name in CONTESTANTS]
-        if not published and args.task == TASK:
-            published = list(results.read(RECORDED).runs)
-        plot(curves, published, args)
+        if args.task == TASK and not any(run.name in CONTESTANTS for run in runs):
+            runs += results.read(RECORDED).runs
+        axes: dict[str, Value] = {
+            f"updates, online after {args.offline_steps:,}": lambda _, c: c.updates,
+            "training time, minutes (evaluations left out)": lambda _, c: c.wall / 60,
+        }
+        draw_curves(runs, args.plot, axes)
 
 
 if __name__ == "__main__":

@@ -74,7 +74,6 @@ def make(folder: Path, episodes: int, steps: int, stored: str) -> None:
 
 
 def bare_episode(path: str, codec: str) -> tuple[dict[str, np.ndarray], dict[str, list[bytes]]]:
-    """What the bare contestant's workers do."""
     with h5py.File(path) as file:
         numbers = {"observation.state": file["/observations/qpos"][()], "action": file["/action"][()]}
         images = {}
@@ -113,7 +112,6 @@ def bare(folder: Path, out: Path, codec: str, workers: int) -> None:
 
 
 def ours(folder: Path, out: Path, codec: str, workers: int) -> None:
-    """The command, as a user runs it."""
     command = [sys.executable, "-m", "serl_chunk", "data", "convert", str(folder), "--to", "lerobot", "--out", str(out)]
     command += ["--image_codec", codec, "--workers", str(workers), "--success", "--hz", "50"]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -122,7 +120,6 @@ def ours(folder: Path, out: Path, codec: str, workers: int) -> None:
 
 
 def main() -> None:
-    """Print frames and bytes a second of both, and their ratio."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, default=20)
     parser.add_argument("--steps", type=int, default=100)

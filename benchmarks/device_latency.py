@@ -20,16 +20,17 @@ Criterion: velocity 0 within 100 ms (the largest).
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from support.mouse_cell import FULL, Answer, Braking, MouseCell, mouse_cell
+from support.cli_args import make_parser, write_figures
+from support.mouse_cell import FULL, Answer, Braking, MouseCell
 from support.ports import free_port
 
 TICK, BRAKES = 0.02, 0.1  # s
@@ -41,7 +42,6 @@ SETTINGS = ("--config.device.hold_s=1000",)  # the arm stays the human's: no pol
 
 
 def steps(cell: MouseCell, count: int, rng: np.random.Generator) -> dict[str, list[Answer]]:
-    """Return what followed each step."""
     found: dict[str, list[Answer]] = {kind: [] for kind in KINDS}
     taken = False  # whether the arm is the human's
     k = 0
@@ -72,7 +72,6 @@ def again(cell: MouseCell) -> None:
 
 
 def unplugs(cell: MouseCell, count: int, rng: np.random.Generator) -> list[Braking]:
-    """Return what followed each unplugged mouse."""
     found: list[Braking] = []
     while len(found) < count:
         k = len(found)
@@ -124,16 +123,15 @@ def _range(values: np.ndarray) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--unplugs", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
     args = parser.parse_args()
     rng = np.random.default_rng(args.seed)
     with (
         tempfile.TemporaryDirectory(prefix="device_latency_") as folder,
-        mouse_cell(Path(folder), (free_port(), free_port()), os.environ, SETTINGS) as cell,
+        closing(MouseCell(Path(folder), (free_port(), free_port()), os.environ, SETTINGS)) as cell,
     ):
         cell.begin()
         permitted = cell.prefer()
@@ -144,10 +142,8 @@ def main() -> None:
         brakings = unplugs(cell, args.unplugs, rng)
     made = {"realtime_priority": permitted, **figures(answers, brakings)}
     print(json.dumps(made, indent=2))
-    if args.json:
-        rows = {kind: [a._asdict() for a in series] for kind, series in answers.items()}
-        made["each"] = {**rows, "unplugs": [b._asdict() for b in brakings]}
-        args.json.write_text(json.dumps(made, indent=1, default=float) + "\n")
+    rows = {kind: [a._asdict() for a in series] for kind, series in answers.items()}
+    write_figures(args, {**made, "each": {**rows, "unplugs": [b._asdict() for b in brakings]}})
 
 
 if __name__ == "__main__":

@@ -12,64 +12,51 @@ an interrupted one is resumed:
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from learn_fake_aloha import N_DEMOS, REPORT_SEED_BASE, evaluate_checkpoint
-from support.cli_args import add_settings, chosen, keep_plan, settings, split
-from support.results import Run, checkpoint, write
+from support import learning
+from support.cli_args import chosen, split
+from support.curves import colour, draw_success
+from support.results import Run, write
 
-from serl_chunk.agents.registry import make_agent
-from serl_chunk.cli.local import train_local
-from serl_chunk.cli.record import run_record
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.presets import configured
-from serl_chunk.learner.building import RunOptions
-from serl_chunk.robots.registry import make_env
-from serl_chunk.runs.checkpoints import CheckpointStore
 from serl_chunk.runs.metrics import read_metrics
+from serl_chunk.viz import plots
 
+N_DEMOS = 10
 EPISODES = 20  # of the moving intervention share
 RESAMPLES = 1_000  # of its bootstrap interval
 
 
 class Method(NamedTuple):
-    """What is changed of the experiment `fake_aloha`, and how its curve is drawn."""
+    """What is changed of the experiment `fake_aloha`."""
 
-    label: str
     preset: str | None
     settings: tuple[str, ...]
-    color: str
 
 
 CLONE = ("agent.flow.hidden=256,256", "agent.flow.steps=5", "agent.policy_updates=3", "agent.policy_ema=0.999")
 GAUSSIAN = ("agent.critic.hidden=256,256", "agent.hidden=256,256")
+ADJACENT = ("replay.windows=qc", "replay.terminal_windows=drop")
 UPDATES = 12_000  # of the experiment, at 0.25 an online step
 METHODS = {
-    "ours": Method("ours: the experiment as it is", None, (), "#d62728"),
+    "ours": Method(None, ()),
     # RLPD has no imitation to begin with, and its critic no phase of its own.
-    "rlpd-qc": Method(
-        "RLPD of Q-chunking", "rlpd-qc",
-        (*GAUSSIAN, "learner.pretrain_steps=0"), "#8c564b",
-    ),
+    "rlpd-qc": Method("rlpd-qc", (*GAUSSIAN, "learner.pretrain_steps=0")),
     # Its loop has no ratio; one process needs one, and figures over online steps need the same number of these.
-    "hil-serl": Method("HIL-SERL", "hil-serl", ("learner.utd_ratio=4", f"learner.max_steps={16 * UPDATES}"), "#bcbd22"),
-    "qc-rlpd": Method("QC-RLPD, pretrained", "qc-rlpd", GAUSSIAN, "#9467bd"),
-    "hg-dagger": Method("HG-DAgger (flow)", "hg-dagger", CLONE, "#2ca02c"),
+    "hil-serl": Method("hil-serl", ("learner.utd_ratio=4", f"learner.max_steps={16 * UPDATES}")),
+    "qc-rlpd": Method("qc-rlpd", GAUSSIAN),
+    "hg-dagger": Method("hg-dagger", CLONE),
     # Learns nothing from human steps; interventions happen all the same. Adjacent windows draw demonstrations alone:
     # other ones would fill its batches with human steps, which it does not imitate.
-    "bc": Method(
-        "BC (flow)", "bc",
-        (*CLONE, "agent.bc_on=demo", "replay.demo_fraction=1", "replay.windows=qc",
-         "replay.terminal_windows=drop"), "#7f7f7f",
-    ),
-}  # fmt: skip
+    "bc": Method("bc", (*CLONE, "agent.bc_on=demo", "replay.demo_fraction=1", *ADJACENT)),
+}
 QUICK = (
     "learner.max_steps=40", "learner.pretrain_steps=20", "learner.warmup_episodes=2",
     "learner.batch_size=16", "learner.steps_per_update=20", "learner.log_period=20",
@@ -87,13 +74,9 @@ def configuration(
         texts += QUICK
         agent = configured(experiment, preset=method.preset).agent
         texts += [s for field, texts in QUICK_AGENT.items() if hasattr(agent, field) for s in texts]
-    config = configured(experiment, [split(s) for s in texts], preset=method.preset)
-    learner = dataclasses.replace(
-        config.learner,
-        checkpoint_period=max(1, config.learner.max_steps // checkpoints),
-        keep_checkpoints=checkpoints + 1,
-    )
-    return dataclasses.replace(config, seed=seed, learner=learner)
+    config = dataclasses.replace(configured(experiment, [*map(split, texts)], preset=method.preset), seed=seed)
+    last = config.learner.max_steps
+    return learning.with_checkpoints(config, last, max(1, last // checkpoints))
 
 
 def human_share(episodes: list[dict[str, Any]]) -> list[dict[str, float]]:
@@ -125,110 +108,64 @@ def later_share(share: list[dict[str, float]]) -> float:
     return (end["human_ticks"] - ticks) / (end["env_steps"] - steps)
 
 
-def run(name: str, seed: int, demos: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """Train (or resume) one method with one seed and measure its checkpoints; what is measured is kept."""
-    config = configuration(name, seed, args.checkpoints, args.set, quick=args.quick)
-    folder, file = args.out / f"{name}_{seed}", args.out / f"{name}_{seed}.json"
-    plan = [config.learner.max_steps, args.checkpoints, args.episodes, *METHODS[name].settings, *args.set]
-    keep_plan(args.out / f"{name}_{seed}.plan", plan, folder)
-    if file.exists():
-        return json.loads(file.read_text())
-    learner, _ = train_local(config, RunOptions([str(demos)], str(folder)))
-    if learner.updates < config.learner.max_steps:
-        raise SystemExit(f"{name} seed {seed} was interrupted at step {learner.updates}; run the same command again")
-    env, store = make_env(config.robot), CheckpointStore(folder)
-    agent = make_agent(config, env.robot_spec)
-    curve = []
-    for step in store.steps():
-        curve.append(evaluate_checkpoint(config, env, agent, store, step, args.episodes, REPORT_SEED_BASE))
-        print(f"{name} seed {seed} step {step}: {curve[-1]['success_rate']:.2f}", flush=True)
-    share = human_share(read_metrics(folder)["episode"])
-    result = {"method": name, "seed": seed, "curve": curve, "people": share}
-    file.write_text(json.dumps(result, indent=1))
-    return result
+def figures(share: list[dict[str, float]]) -> dict[str, float]:
+    """Return the human's share at the end of training, and in its second half."""
+    last = share[-1]
+    ends = {"human_share": last["share"], "human_share_low": last["low"], "human_share_high": last["high"]}
+    return {**ends, "later_share": later_share(share)}
 
 
-def as_run(result: dict[str, Any], episodes: int, changes: Sequence[str]) -> Run:
-    """Return a result of `run` in the common form, with the human's share at the end of training."""
-    method, last = METHODS[result["method"]], result["people"][-1]
-    preset = [f"preset={method.preset}"] if method.preset else []
-    points = [checkpoint(p, episodes) for p in result["curve"]]
-    figures = {
-        "human_share": last["share"],
-        "human_share_low": last["low"],
-        "human_share_high": last["high"],
-        "later_share": later_share(result["people"]),
-    }
-    return Run(result["method"], result["seed"], "fake_aloha", [*preset, *method.settings, *changes], points, figures)
-
-
-def plot(results: list[dict[str, Any]], episodes: int, path: Path) -> None:
+def plot(runs: Sequence[Run], people: Sequence[list[dict[str, float]]], path: Path) -> None:
     """Success, the human's share and the human ticks over online steps; a line a run, a colour a method."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, (success, share, ticks) = plt.subplots(1, 3, figsize=(17, 5), layout="constrained")
-    for r in results:
-        color, label = METHODS[r["method"]].color, METHODS[r["method"]].label
-        x = [p["env_steps"] / 1000 for p in r["curve"]]
-        success.fill_between(x, [p["low"] for p in r["curve"]], [p["high"] for p in r["curve"]], color=color, alpha=0.1)
-        success.plot(x, [p["success_rate"] for p in r["curve"]], marker=".", color=color, label=label)
-        x = [p["env_steps"] / 1000 for p in r["people"]]
-        share.fill_between(x, [p["low"] for p in r["people"]], [p["high"] for p in r["people"]], color=color, alpha=0.1)
-        share.plot(x, [p["share"] for p in r["people"]], color=color, linewidth=1)
-        ticks.plot(x, [p["human_ticks"] / 1000 for p in r["people"]], color=color, linewidth=1)
-    success.set(ylabel=f"success alone, {episodes} held-out starts, 95 % interval", ylim=(0, 1.02))
-    share.set(ylabel=f"human's share of the ticks, last {EPISODES} episodes, 95 % interval", ylim=(0, 1.02))
-    ticks.set(ylabel="human ticks so far, thousands")
-    for axis in (success, share, ticks):
-        axis.set_xlabel("online steps, thousands")
-        axis.grid(alpha=0.3)
-    handles, labels = success.get_legend_handles_labels()
-    unique = dict(zip(labels, handles, strict=True))
-    figure.legend(unique.values(), unique.keys(), loc="outside lower center", ncols=len(unique), fontsize=8)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    with plots.new_figure(17, 5) as figure:
+        success, share, ticks = figure.subplots(1, 3)
+        draw_success(success, runs, "online steps", lambda _, c: c.env_steps)
+        for run, points in zip(runs, people, strict=True):
+            color, x = colour(runs, run.name), [p["env_steps"] for p in points]
+            low, high, middle, counts = ([p[key] for p in points] for key in ("low", "high", "share", "human_ticks"))
+            share.fill_between(x, low, high, color=color, alpha=0.1)
+            share.plot(x, middle, color=color)
+            ticks.plot(x, counts, color=color)
+        plots.percent_axis(share, f"human's share of the ticks, last {EPISODES} episodes, 95 % interval")
+        ticks.set_ylabel("human ticks so far")
+        for axis in (share, ticks):
+            axis.set_xlabel("online steps")
+        plots.add_legend(success)
+        path.write_bytes(plots.to_png(figure))
 
 
 def main() -> None:
-    """Run what is missing, print one line a run, write the figures and the plot."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = learning.parser(__doc__, "human_in_the_loop", of="for every method")
     p.add_argument("--methods", default="ours,rlpd-qc,qc-rlpd,hg-dagger,bc", help=f"of: {', '.join(METHODS)}")
-    p.add_argument("--seeds", default="0", help="separated by commas")
     p.add_argument("--checkpoints", type=int, default=6, help="of each run that are measured, beside the first")
-    p.add_argument("--episodes", type=int, default=100, help="of each measurement")
-    p.add_argument("--out", type=Path, default=Path("runs/human_in_the_loop"))
-    add_settings(p, "for every method")
     p.add_argument("--quick", action="store_true", help="tiny, in OUT/quick: does it run?")
-    p.add_argument("--json", type=Path, help="write the results here (benchmarks/README.md, Results)")
     p.add_argument("--plot", type=Path, help="write the curves here (PNG)")
-    args = p.parse_args()
+    args = learning.arguments(p)
     names = chosen(p, args.methods, METHODS, "method")
-    settings(p, args.set)
     if args.quick:
         args.out, args.checkpoints, args.episodes = args.out / "quick", 2, 2
-    args.out.mkdir(parents=True, exist_ok=True)
-    demos = args.out / "demos"
-    run_record(load_experiment("fake_aloha"), N_DEMOS, str(demos), policy="scripted", noise=None, cameras=())
-    results = []
-    for seed in map(int, args.seeds.split(",")):
+    demos = learning.record(load_experiment("fake_aloha"), N_DEMOS, args.out / "demos")
+    runs, shares = [], []
+    for seed in args.seeds:
         for name in names:
-            r = run(name, seed, demos, args)
-            results.append(r)
-            last, share = r["curve"][-1], r["people"][-1]
+            method = METHODS[name]
+            config = configuration(name, seed, args.checkpoints, args.set, quick=args.quick)
+            trained = learning.train(config, args.out / f"{name}_{seed}", [demos])
+            points = [trained.evaluate(step, args.episodes) for step in trained.steps]
+            people = human_share(read_metrics(trained.run)["episode"])
+            changes = [*([f"preset={method.preset}"] if method.preset else []), *method.settings, *args.set]
+            runs.append(Run(name, seed, "fake_aloha", changes, points, figures(people)))
+            shares.append(people)
+            share = people[-1]
             print(
-                f"{name:10s} seed {seed}: success alone {last['success_rate']:.2f} [{last['low']:.2f}, "
-                f"{last['high']:.2f}]; human's share at the end {share['share']:.2f} [{share['low']:.2f}, "
-                f"{share['high']:.2f}], {share['human_ticks']} human ticks in {last['env_steps']} steps, "
-                f"share in the second half {later_share(r['people']):.3f}",
+                f"{name:10s} seed {seed}: human's share at the end {share['share']:.2f} [{share['low']:.2f}, "
+                f"{share['high']:.2f}], share in the second half {later_share(people):.3f}",
                 flush=True,
             )
     if args.json:
-        write(args.json, [as_run(r, args.episodes, args.set) for r in results])
+        write(args.json, runs)
     if args.plot:
-        plot(results, args.episodes, args.plot)
+        plot(runs, shares, args.plot)
 
 
 if __name__ == "__main__":

@@ -69,14 +69,12 @@ class Rehearsal:
         print(f"{name}: {self.stages[-1].shown}, {self.stages[-1].seconds:.0f} s", flush=True)
 
     def run(self) -> None:
-        """Go through the day."""
         self.prepare()
         self.demonstrate()
         self.train()
         self.conclude()
 
     def prepare(self) -> None:
-        """Start the robot, and check it."""
         lab = self.lab
         with lab.clearing():
             with self.stage("robot server") as shown:
@@ -91,7 +89,6 @@ class Rehearsal:
                 shown.append(self._check())
 
     def demonstrate(self) -> None:
-        """Record, and train the classifier, which judges from then on."""
         lab = self.lab
         with self.stage(f"{DEMOS} demonstrations") as shown:
             shown.append(self._record("demos", DEMOS, lambda: MEET))
@@ -109,7 +106,6 @@ class Rehearsal:
             lab.judge_by(self.out / "classifier")
 
     def conclude(self) -> None:
-        """Evaluate and export."""
         lab = self.lab
         with self.stage(f"evaluation of {TRIALS} trials") as shown:
             words = ["--actor", "--eval_checkpoint_step", "latest", "--eval_n_trajs", str(TRIALS)]
@@ -194,7 +190,6 @@ class Rehearsal:
                 shown.append(f"{lab.episodes()} episodes, {self._agreement()}")
 
     def _episodes(self) -> list[tuple[str, Episode]]:
-        """Return the episodes that are in the journal by now."""
         if not (self.lab.run / "journal").exists():
             return []
         source = RunSource(self.lab.run)
@@ -234,7 +229,6 @@ class Rehearsal:
 
 
 def driver_here() -> str:
-    """Return the driver of the rehearsal: ROS where there is one."""
     return FAKE if ros1.missing() else ROS
 
 
@@ -254,7 +248,6 @@ def need(holds: bool, otherwise: str) -> None:
 
 
 def main() -> None:
-    """Run all stages, and write the report, also of stages that failed."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--out", type=Path, default=Path("runs/lab"), help="folder of all files; an earlier one is replaced")
     p.add_argument("--driver", choices=("auto", ROS, FAKE), default="auto", help="auto: ROS where there is one")

@@ -10,9 +10,7 @@ trained too (resumable) and its checkpoints are evaluated, the last one on 100 s
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
 import statistics
 import time
 from pathlib import Path
@@ -20,25 +18,20 @@ from typing import Any
 
 import jax
 import numpy as np
-from learn_fake_aloha import REPORT_SEED_BASE, evaluate_checkpoint
-from support.cli_args import add_settings, differing, keep_plan, settings
-from support.results import Run, checkpoint, write
+from support import learning
+from support.cli_args import write_figures
+from support.results import Run, write
 
 from serl_chunk.agents.registry import make_agent
-from serl_chunk.cli.local import train_local
-from serl_chunk.cli.record import run_record
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.overrides import apply_overrides
 from serl_chunk.data.formats.hdf5 import read_episode
 from serl_chunk.data.preprocess import fit_preprocess
-from serl_chunk.evaluation.rollouts import VALIDATION_SEED_BASE
-from serl_chunk.learner.building import RunOptions
 from serl_chunk.replay.replay import BatchLoader, Replay, Request
 from serl_chunk.robots.fake import render as renderer
 from serl_chunk.robots.registry import make_env
 from serl_chunk.runs.checkpoints import CheckpointStore
-from serl_chunk.runs.metrics import read_metrics
 
 N_DEMOS = 30
 
@@ -110,84 +103,49 @@ def costs(config: ExperimentConfig, demos: Path, seconds: float) -> dict[str, fl
     return out
 
 
-def train(config: ExperimentConfig, demos: Path, run: Path, cost: dict[str, float], n: int) -> dict[str, Any]:
-    """Train or resume `run`, evaluate its checkpoints; a checkpoint that was evaluated is not evaluated again."""
+def timed(config: ExperimentConfig, demos: Path, run: Path, cost: dict[str, float]) -> tuple[learning.Trained, Any]:
+    """Train or resume `run`; returns it, and where the time of its last process went."""
+    clock, begin, first = RenderClock(), time.perf_counter(), CheckpointStore(run).newest()
     # A longer run goes on where a shorter one ended: what was measured of its checkpoints stays true.
-    plan = [len(list(demos.glob("*.hdf5"))), *differing(config, but=("learner.max_steps",))]
-    keep_plan(run.with_suffix(".plan"), plan, run)
-    clock, begin = RenderClock(), time.perf_counter()
-    store = CheckpointStore(run)
-    first = max(store.steps(), default=None)
-    learner, _ = train_local(config, RunOptions([str(demos)], str(run)))
-    wall = time.perf_counter() - begin
-    if learner.updates < config.learner.max_steps:
-        raise SystemExit(f"interrupted at step {learner.updates}; run the same command again")
-    times: dict[str, Any] = {}
-    if learner.updates > (first or 0):  # not where everything was done before
-        pretraining = config.learner.pretrain_steps if first is None else 0
+    plan, but = [len(list(demos.glob("*.hdf5")))], ("learner.max_steps",)
+    trained = learning.train(config, run, [demos], plan, but=but)
+    wall, updates = time.perf_counter() - begin, trained.steps[-1] - (first or 0)
+    pretraining = config.learner.pretrain_steps if first is None else 0
+
+    def times() -> dict[str, float]:
         pictures = {part: max(0.0, cost[f"cameras_{part}_ms"] - cost[f"blind_{part}_ms"]) / 1000
                     for part in ("update", "policy", "draw")}  # fmt: skip
-        updates = learner.updates - (first or 0)
         encoder = updates * pictures["update"] + pretraining * pictures["policy"]
         drawing = (updates + pretraining) * pictures["draw"]
-        times = {"wall": wall, "rendering": clock.seconds, "frames": clock.frames, "encoder": encoder,
-                 "drawing": drawing, "rest": wall - clock.seconds - encoder - drawing}  # fmt: skip
-        (run / "benchmark_times.json").write_text(json.dumps(times))
-    elif (run / "benchmark_times.json").exists():
-        times = json.loads((run / "benchmark_times.json").read_text())
-    env = make_env(config.robot)
-    agent = make_agent(config, env.robot_spec)
-    walls = {r["step"]: r["wall"] for r in read_metrics(run)["train"]}
-    curve = []
-    for step in store.steps():
-        base = REPORT_SEED_BASE if step == store.steps()[-1] else VALIDATION_SEED_BASE
-        file = run / f"benchmark_{step}_{base}_{n}.json"
-        if not file.exists():
-            file.write_text(json.dumps(evaluate_checkpoint(config, env, agent, store, step, n, base)))
-        point = json.loads(file.read_text())
-        point["wall"] = max((w for s, w in walls.items() if s <= step), default=0.0)
-        point["starts"] = "reported" if base == REPORT_SEED_BASE else "validation"
-        curve.append(point)
-        print(
-            f"step {step}: {point['success_rate']:.2f} [{point['low']:.2f}, {point['high']:.2f}], "
-            f"{point['env_steps']} steps, {point['human_ticks']} human ticks, {point['wall']:.0f} s",
-            flush=True,
-        )
-    if times:
-        shares = ", ".join(f"{k} {100 * times[k] / times['wall']:.0f} %" for k in ("rendering", "encoder", "drawing"))
-        print(f"the last process: {times['wall']:.0f} s, of which {shares}; {times['frames']} frames", flush=True)
-    return {"curve": curve, "times": times}
+        return {"wall": wall, "rendering": clock.seconds, "frames": clock.frames, "encoder": encoder,
+                "drawing": drawing, "rest": wall - clock.seconds - encoder - drawing}  # fmt: skip
+
+    return trained, trained.kept(f"times_{trained.steps[-1]}", times)
 
 
 def main() -> None:
-    """Record, measure, train (or resume), evaluate, print and write."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = learning.parser(__doc__, "benchmark_fake_aloha_images", of="of the experiment", seeds="42")
     p.add_argument("--costs", action="store_true", help="measure what frames and updates cost, and stop")
     p.add_argument("--seconds", type=float, default=20.0, help="of measuring, for each of the two updates")
-    p.add_argument("--seed", type=int, default=42)
     p.add_argument("--demos", type=int, default=N_DEMOS, help="scripted demonstrations")
-    p.add_argument("--episodes", type=int, default=100, help="evaluation episodes per checkpoint")
-    p.add_argument("--out", type=Path, default=Path("runs/benchmark_fake_aloha_images"))
-    p.add_argument("--json", type=Path, help="write the costs here, or the results (benchmarks/README.md, Results)")
-    add_settings(p, "of the experiment")
-    args = p.parse_args()
-    overrides = [("seed", str(args.seed)), *settings(p, args.set)]
-    config = apply_overrides(load_experiment("fake_aloha_images"), overrides)
-    args.out.mkdir(parents=True, exist_ok=True)
-    demos = args.out / f"demos_{config.robot.image_size}"  # type: ignore[attr-defined]
-    run_record(config, args.demos, str(demos), policy="scripted", noise=None, cameras=config.agent.image_keys)
+    args = learning.arguments(p)
+    base = apply_overrides(load_experiment("fake_aloha_images"), args.overrides)
+    demos = args.out / f"demos_{base.robot.image_size}"  # type: ignore[attr-defined]
+    learning.record(base, args.demos, demos)
     if (there := len(list(demos.glob("*.hdf5")))) != args.demos:
         p.error(f"--demos={args.demos}: {demos} holds {there}; give another --out")
-    cost = costs(config, demos, args.seconds)
+    cost, runs, details = costs(base, demos, args.seconds), [], {}
     if args.costs:
-        if args.json:
-            args.json.write_text(json.dumps(cost, indent=2))
+        write_figures(args, cost)
         return
-    result = train(config, demos, args.out / f"seed_{args.seed}", cost, args.episodes)
+    for seed in args.seeds:
+        trained, times = timed(dataclasses.replace(base, seed=seed), demos, args.out / f"seed_{seed}", cost)
+        runs.append(Run(base.name, seed, base.name, args.set, trained.curve(trained.steps, args.episodes)))
+        shares = ", ".join(f"{k} {100 * times[k] / times['wall']:.0f} %" for k in ("rendering", "encoder", "drawing"))
+        print(f"the last process: {times['wall']:.0f} s, of which {shares}; {times['frames']} frames", flush=True)
+        details = {"costs": cost, "times": times}
     if args.json:
-        points = [checkpoint(p, args.episodes, p["starts"]) for p in result["curve"]]
-        run = Run(config.name, args.seed, config.name, args.set, points)
-        write(args.json, [run], details={"costs": cost, "times": result["times"]})
+        write(args.json, runs, details=details)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ begins with and of the last checkpoint. A finished run is not run again, an inte
 
     python benchmarks/learn_gym_hil.py --json gym_hil.json
 
-The environment draws the cube's place from numpy's global generator and ignores `reset(seed=...)`: `SeededStarts` is
-the wrapper that makes its starts repeatable.
+The environment draws the cube's place from numpy's global generator and ignores `reset(seed=...)`: the wrapper
+`Watched` makes its starts repeatable.
 """
 
 from __future__ import annotations
@@ -18,35 +18,25 @@ import dataclasses
 import enum
 import functools
 import importlib.metadata
-import json
 import sys
 import types
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
 import numpy as np
-from support.cli_args import add_settings, keep_plan, settings
-from support.results import Run, checkpoint, write
+from support import learning
+from support.cli_args import settings
+from support.results import Run, write
 
-from serl_chunk.actor.policy import ChunkPolicy
-from serl_chunk.agents.registry import make_agent
-from serl_chunk.cli.local import train_local
-from serl_chunk.cli.record import run_record
 from serl_chunk.config.agents.acfql import AcfqlConfig
 from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig, NormaliserConfig
 from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.config.overrides import apply_overrides
 from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import GymConfig
-from serl_chunk.data.preprocess import Preprocess
-from serl_chunk.evaluation.rollouts import EVAL_SEED_BASE, evaluate
-from serl_chunk.learner.building import RunOptions
-from serl_chunk.robots.registry import make_env
-from serl_chunk.runs.checkpoints import CheckpointStore
+from serl_chunk.evaluation.rollouts import EVAL_SEED_BASE
 from serl_chunk.runs.metrics import read_metrics
-from serl_chunk.types import Snapshot
 
 N_DEMOS = 3
 MAX_STEPS = 100  # ticks, gym-hil's own limit
@@ -94,7 +84,6 @@ class Keyboard:
         self._held = set(keys)
 
     def tap(self, key: Key) -> None:
-        """Press and release one key."""
         held = set(self._held)
         self.hold(held | {key})
         self.hold(held)
@@ -153,7 +142,6 @@ class Expert:
         self._hands.reset()
 
     def act(self) -> np.ndarray:
-        """The command of the current tick."""
         way, gripper = self._hands.act(tolerance=0.01)
         return np.array([*np.clip(way / STEP, -1, 1), gripper], np.float32)
 
@@ -217,41 +205,33 @@ class Operator:
         self._keyboard.hold(keys | {CLOSE: {Key.ctrl_r}, OPEN: {Key.ctrl_l}, STAY: set()}[gripper])
 
 
-class SeededStarts(gymnasium.Wrapper):
-    """Makes an environment's starts follow from `seed` that draws them from numpy's global generator."""
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """As the environment's."""
-        if seed is not None:
-            np.random.seed(seed % 2**32)  # noqa: NPY002 (that generator is what the environment draws from)
-        return self.env.reset(seed=seed, options=options)
-
-
 class Watched(gymnasium.Wrapper):
-    """An environment with an operator at its keyboard (or none), and with a scripted demonstrator."""
+    """An environment with an operator at its keyboard (or none), and with a scripted demonstrator.
+
+    Its starts follow from `seed`, which the environment ignores.
+    """
 
     def __init__(self, env: gymnasium.Env, operator: Operator | None) -> None:
         super().__init__(env)
         self._operator = operator
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """As the environment's; the operator releases the keys."""
+        if seed is not None:
+            np.random.seed(seed % 2**32)  # noqa: NPY002 (that generator is what the environment draws from)
         if self._operator is not None:
             self._operator.reset(seed)
         return self.env.reset(seed=seed, options=options)
 
     def step(self, action: np.ndarray) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """As the environment's, after the operator's keys."""
         if self._operator is not None:
             self._operator.tick()
         return self.env.step(action)
 
     def make_expert(self) -> Expert:
-        """The scripted demonstrator."""
         return Expert(self.env)
 
 
-def make_pick_cube(fake_env: bool, *, operated: bool, seeded: bool = True) -> gymnasium.Env:
+def make_pick_cube(fake_env: bool, *, operated: bool) -> gymnasium.Env:
     """gym-hil's PandaPickCube with its keyboard wrapper and without its window, states only."""
     keyboard = Keyboard()
     module = types.ModuleType("pynput")
@@ -267,16 +247,15 @@ def make_pick_cube(fake_env: bool, *, operated: bool, seeded: bool = True) -> gy
         gripper_penalty=-0.05,
         random_block_position=True,
     )
-    env = Watched(env, Operator(keyboard, env) if operated else None)
-    return SeededStarts(env) if seeded else env
+    return Watched(env, Operator(keyboard, env) if operated else None)
 
 
-def experiment(*, operated: bool, seeded: bool = True) -> ExperimentConfig:
+def experiment(*, operated: bool) -> ExperimentConfig:
     """The sizes of `fake_single_arm`, not tuned for this task."""
     return ExperimentConfig(
         name="gym_hil",
         robot=GymConfig(
-            make=functools.partial(make_pick_cube, operated=operated, seeded=seeded),
+            make=functools.partial(make_pick_cube, operated=operated),
             robot_name="gym_hil pick cube",
             task="pick the cube up",
             control_hz=10,
@@ -302,94 +281,40 @@ def experiment(*, operated: bool, seeded: bool = True) -> ExperimentConfig:
     )
 
 
-def evaluated(config: ExperimentConfig, store: CheckpointStore, step: int, n: int) -> dict[str, Any]:
-    """The mean policy of one checkpoint on `n` starts, no operator at the keyboard."""
-    env = make_env(config.robot)
-    checkpoint = store.restore_policy(step)
-    preprocess = Preprocess.restored(config, env.robot_spec, checkpoint.meta, checkpoint.normaliser)
-    policy = ChunkPolicy(make_agent(config, env.robot_spec), preprocess, env.robot_spec, seed=1)
-    policy.swap(Snapshot(step, checkpoint.params))
-    result = evaluate(env, policy, config, n=n, seed_base=EVAL_SEED_BASE)
-    env.close()
-    figures = {k: v for k, v in result.to_json().items() if k != "episodes"}
-    return {"step": step, "env_steps": checkpoint.meta["env_steps"], **figures, "human_ticks": result.human_ticks}
-
-
-def run(seed: int, out: Path, n: int, texts: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """Record, train (or resume), and evaluate every checkpoint; what is finished is kept."""
-    config = apply_overrides(experiment(operated=True), [*texts, ("seed", str(seed))])
-    file, folder = out / f"{seed}.json", out / f"run_{seed}"
-    keep_plan(out / f"{seed}.plan", [n, *map(list, texts)], folder)
-    if file.exists():
-        return json.loads(file.read_text())
-    alone = apply_overrides(experiment(operated=False), [*texts, ("seed", str(seed))])
-    run_record(alone, N_DEMOS, str(out / "demos"), policy="scripted", noise=None, cameras=())
-    learner, _ = train_local(config, RunOptions([str(out / "demos")], str(folder)))
-    if learner.updates < config.learner.max_steps:
-        raise SystemExit(f"seed {seed} was interrupted at step {learner.updates}; run the same command again")
-    metrics, store = read_metrics(folder), CheckpointStore(folder)
-    last = metrics.last()
+def run(seed: int, args: argparse.Namespace) -> Run:
+    """Record, train (or resume), and evaluate every checkpoint; human ticks and time are those of the training."""
+    operated, alone = (
+        apply_overrides(experiment(operated=operated), [*args.overrides, ("seed", str(seed))])
+        for operated in (True, False)
+    )
+    learning.record(alone, N_DEMOS, args.out / "demos")
+    base = experiment(operated=True)
+    folder = learning.train(operated, args.out / f"run_{seed}", [args.out / "demos"], base=base).run
+    metrics, trained = read_metrics(folder), learning.Trained(alone, folder, {"reported": EVAL_SEED_BASE})
+    episodes, last = metrics["episode"], metrics.last()
     assert last is not None
-    episodes = metrics["episode"]
-    curve = [evaluated(alone, store, step, n) for step in store.steps()]
-    result = {
-        "gym_hil": importlib.metadata.version("gym-hil"),
-        "seed": seed,
-        "demonstrations": N_DEMOS,
-        "updates": learner.updates,
-        "env_steps": last["env_steps"],
-        "episodes": len(episodes),
-        "episodes_with_intervention": sum(bool(e["intervention_count"]) for e in episodes),
-        "human_ticks": last["human_ticks"],
-        "wall_seconds": last["wall"],
-        "curve": curve,
-    }
-    file.write_text(json.dumps(result, indent=1))
-    return result
-
-
-def as_run(result: dict[str, Any], episodes: int, changes: Sequence[str]) -> Run:
-    """Return a result of `run` in the common form; human ticks and time are those of the whole training."""
-    *before, last = [checkpoint({"step": p["step"], "env_steps": p["env_steps"], "success_rate": p["success_rate"]},
-                                episodes) for p in result["curve"]]  # fmt: skip
-    last = dataclasses.replace(last, human_ticks=result["human_ticks"], wall=round(result["wall_seconds"], 1))
-    figures = {name: result[name] for name in ("demonstrations", "episodes", "episodes_with_intervention")}
-    figures["starts_repeat"] = int(all(p["starts_repeat"] for p in result["curve"]))
-    return Run("gym_hil", result["seed"], "gym_hil", changes, [*before, last], figures)
+    points = [trained.evaluate(step, args.episodes) for step in trained.steps]
+    trained.env.close()  # its OpenGL context ends before the interpreter
+    points[-1] = dataclasses.replace(points[-1], human_ticks=last["human_ticks"], wall=round(last["wall"], 1))
+    helped = sum(bool(e["intervention_count"]) for e in episodes)
+    print(f"seed {seed}: {len(episodes)} episodes, {last['human_ticks']} human ticks in {helped} of them", flush=True)
+    figures = {"demonstrations": N_DEMOS, "episodes": len(episodes), "episodes_with_intervention": helped}
+    return Run("gym_hil", seed, "gym_hil", args.set, points, figures)
 
 
 def main() -> None:
-    """Run what is missing, print one line a checkpoint, write the figures."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--seeds", default="0", help="separated by commas")
-    p.add_argument("--episodes", type=int, default=50, help="held-out starts of each evaluation")
-    p.add_argument("--out", type=Path, default=Path("runs/gym_hil"))
-    add_settings(p, "of the experiment")
+    p = learning.parser(__doc__, "gym_hil", of="of the experiment", episodes=50)
     p.add_argument("--quick", action="store_true", help="tiny, in OUT/quick: does it run?")
-    p.add_argument("--json", type=Path, help="write the results here (benchmarks/README.md, Results)")
-    args = p.parse_args()
-    texts = settings(p, args.set)
+    args = learning.arguments(p)
     if args.quick:
-        args.out, args.episodes, texts = args.out / "quick", 2, settings(p, [*QUICK, *args.set])
+        args.out, args.episodes, args.overrides = args.out / "quick", 2, settings(p, [*QUICK, *args.set])
     try:
         importlib.metadata.version("gym-hil")
     except importlib.metadata.PackageNotFoundError:
         p.error("gym-hil is not installed: pip install gym-hil==0.1.14")
-    args.out.mkdir(parents=True, exist_ok=True)
-    results = []
-    for seed in map(int, args.seeds.split(",")):
-        results.append(r := run(seed, args.out, args.episodes, texts))
-        print(
-            f"seed {seed}: {r['episodes']} episodes, {r['env_steps']} steps, {r['human_ticks']} human ticks in "
-            f"{r['episodes_with_intervention']} episodes, {r['wall_seconds']:.0f} s of training"
-        )
-        for point in r["curve"]:
-            print(
-                f"  step {point['step']}: {point['successes']} of {point['n']} alone "
-                f"({100 * point['low']:.0f} .. {100 * point['high']:.0f} %)"
-            )
+    runs = [run(seed, args) for seed in args.seeds]
     if args.json:
-        write(args.json, [as_run(r, args.episodes, args.set) for r in results])
+        write(args.json, runs)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ Training takes about 15 minutes on a quiet machine.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import fcntl
 import json
@@ -34,14 +33,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from learn_served import HERE, command
-from support.cli_args import add_settings
+from learn_served import HERE, evaluated, record
+from support import learning
+from support.cli_args import write_figures
 from support.mouse_operator import SPEED, SimulatedOperator
 from support.ports import free_port
 from support.served import ROBOTS, ServedRobotProcess, end_with_parent
 
 from serl_chunk.replay.episode import human_segments
-from serl_chunk.runs.checkpoints import CheckpointStore
 from serl_chunk.runs.episodes import RunSource
 
 TESTS = HERE.parent / "tests" / "support"
@@ -169,22 +168,15 @@ def segments(interventions: list[list[float]], source: RunSource) -> dict[str, i
 
 
 def main() -> None:
-    """Record, train, count, evaluate, print and write the figures."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--seed", type=int, default=42)
+    p = learning.parser(__doc__, "benchmark_served_mouse", of="of the training", seed=42)
     p.add_argument("--demos", type=int, default=20, help="scripted demonstrations; with fewer the operator intervenes")
-    p.add_argument("--episodes", type=int, default=100, help="held-out starts of the evaluation")
-    p.add_argument("--out", type=Path, default=Path("runs/benchmark_served_mouse"), help="new, or of a finished run")
-    p.add_argument("--json", type=Path, help="write the figures here")
-    add_settings(p, "of the training")
-    args = p.parse_args()
+    args = learning.arguments(p)
     out = args.out.resolve() / f"seed_{args.seed}"
     run, demos, saved = out / "run", out / "demos", out / "operator.json"
     if not saved.exists():
         out.mkdir(parents=True)
         with ServedRobotProcess(ROBOTS / "fake_aloha.toml") as robot:
-            command(robot, "record", "--n_demos", str(args.demos), "--out", str(demos), "--policy", "scripted",
-                    settings=[])  # fmt: skip
+            record(robot, demos, args.demos)
         train(out, run, demos, args.seed, [*LEARNS, *args.set])
     done, source = json.loads(saved.read_text()), RunSource(run)
     result: dict[str, Any] = {
@@ -193,22 +185,14 @@ def main() -> None:
         "server": {name: value for name, value in done.items() if name not in ("interventions", "keys", "seconds")},
     }  # fmt: skip
     print(json.dumps(result, indent=2), flush=True)
-    step = CheckpointStore(run).steps()[-1]
-    file = run / f"served_{step}.json"
-    evaluate = [sys.executable, str(HERE / "served_policy.py"), str(run), "--episodes", str(args.episodes)]
-    evaluate += [word for text in LEARNS[1:] for word in ("--set", text)]
-    if subprocess.run([*evaluate, "--json", str(file)], check=False).returncode != 0:
-        raise SystemExit("the evaluation failed; run the same command again to go on")
-    evaluated = json.loads(file.read_text())["summary"]
+    result |= evaluated(run, args.episodes, LEARNS[1:])
     counts, steps_ = result["interventions"], result["steps"]
-    result |= {"step": step, **evaluated}
     result["holds"] = bool(
-        evaluated["served"]["success_rate"] >= 0.85 and not steps_["lost"] and not steps_["double"]
+        result["served"]["success_rate"] >= 0.85 and not steps_["lost"] and not steps_["double"]
         and not counts["no_segment"] and not counts["several_segments"] and not counts["segments_of_none"]
     )  # fmt: skip
     print(json.dumps(result, indent=2))
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=2) + "\n")
+    write_figures(args, result)
 
 
 if __name__ == "__main__":

@@ -9,14 +9,13 @@ samples, normalises and moves every batch:
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import time
-from pathlib import Path
 
 import jax
 import numpy as np
+from support.cli_args import make_parser, write_figures
+from support.noise import noise_episode
 
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.config.agents.acfql import AcfqlConfig
@@ -25,37 +24,20 @@ from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.data.preprocess import fit_preprocess
 from serl_chunk.replay.replay import BatchLoader, Replay, Request
-from serl_chunk.types import Begin, End, Episode, Outcome, RobotSpec, Source, StepBlock
+from serl_chunk.types import RobotSpec
 
 STATE, ACTION, LENGTH, HORIZON, UTD, BATCH = 30, 14, 100, 5, 4, 256
-
-
-def episodes(n: int, prefix: str, spec: RobotSpec, rng: np.random.Generator) -> list[Episode]:
-    """Random episodes that end in success; their ids begin with `prefix`."""
-    out = []
-    for k in range(n):
-        name = f"{prefix}{k}"
-        block = StepBlock(
-            name, 0, {"state": rng.normal(size=(LENGTH, STATE)).astype(np.float32)},
-            rng.uniform(-1, 1, (LENGTH, ACTION)).astype(np.float32), np.eye(LENGTH, dtype=np.float32)[-1],
-            np.full(LENGTH, Source.SCRIPTED, np.uint8), np.full(LENGTH, -1, np.int32), np.full(LENGTH, -1, np.int64),
-            np.full(LENGTH, -1, np.float32), np.arange(LENGTH) * spec.dt,
-            np.zeros(LENGTH, np.int32),
-        )  # fmt: skip
-        final = {"state": rng.normal(size=STATE).astype(np.float32)}
-        out.append(Episode(Begin(name), block, End(name, LENGTH, final, True, False, Outcome.SUCCESS)))
-    return out
 
 
 def measure(name: str, config: ExperimentConfig, spec: RobotSpec, seconds: float) -> dict[str, float]:
     """Medians over one-second slices, loop and bare alternating in one run."""
     rng = np.random.default_rng(0)
-    demos = episodes(50, "demo", spec, rng)
+    demos = [noise_episode(f"demo{k}", spec, LENGTH, rng) for k in range(50)]
     agent = make_agent(config, spec)
     replay = Replay(spec, config, fit_preprocess(config, spec, demos), bc_on=config.agent.bc_on)
     replay.add_demo(*demos)
-    for online in episodes(50, "online", spec, rng):
-        for record in online:
+    for k in range(50):
+        for record in noise_episode(f"online{k}", spec, LENGTH, rng):
             replay.insert("s", record)
     loader = BatchLoader(replay, rng, put=jax.device_put, prefetch=2)
     state = agent.init(jax.random.key(0))
@@ -82,10 +64,8 @@ def measure(name: str, config: ExperimentConfig, spec: RobotSpec, seconds: float
 
 
 def main() -> None:
-    """Measure both agents and write the figures."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = make_parser(__doc__)
     p.add_argument("--seconds", type=float, default=30.0, help="per agent")
-    p.add_argument("--json", type=Path)
     args = p.parse_args()
     spec = RobotSpec(
         "random", 50.0, STATE, (-1.0,) * ACTION, (1.0,) * ACTION, tuple(range(ACTION)), (6, 13), (), LENGTH
@@ -94,8 +74,7 @@ def main() -> None:
     for name, agent in (("acrlpd", AcrlpdConfig()), ("acfql", AcfqlConfig())):
         config = ExperimentConfig("throughput", FakeAlohaConfig(), agent=agent, chunk=ChunkConfig(HORIZON))
         figures |= measure(name, config, spec, args.seconds)
-    if args.json:
-        args.json.write_text(json.dumps(figures, indent=2))
+    write_figures(args, figures)
 
 
 if __name__ == "__main__":

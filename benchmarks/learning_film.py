@@ -52,7 +52,6 @@ def films(run: Path, step: int, n_starts: int, settings: list[str]) -> list[tupl
 
 
 def main() -> None:
-    """Write the moving picture."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder of the experiment fake_aloha")
     parser.add_argument("--steps", default="0,2000,12000", help="checkpoints, comma-separated")

@@ -34,33 +34,33 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
-from learn_fake_aloha import REPORT_SEED_BASE, evaluate_checkpoint
-from support.cli_args import add_settings, split
-from support.results import Results, Run, add, checkpoint, read
+from support import learning
+from support.cli_args import split
+from support.curves import draw_curves
+from support.results import Checkpoint, Results, Run, read, write
 from support.served import ROBOTS, ServedRobotProcess
 from support.simulated_operator import RATE, SimulatedOperator
 from support.stepped_operator import operated
 from support.transfer_task import TransferCube
-from support.virtual_mice import NAMES, SOCKET, MouseReports, frame
+from support.virtual_mice import NAMES, SOCKET, MouseReports, frames
 from support.watching_operator import WatchingOperator
 
-from serl_chunk.agents.registry import make_agent
 from serl_chunk.cli.local import train_local
 from serl_chunk.cli.record import run_record
 from serl_chunk.config.devices import DeviceConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.presets import configured
+from serl_chunk.config.robots import AlohaSimConfig
 from serl_chunk.data.formats.hdf5 import read_episode
-from serl_chunk.evaluation.results import wilson_interval
 from serl_chunk.learner.building import RunOptions
 from serl_chunk.recording import recording
+from serl_chunk.robots.aloha_sim.env import AlohaSimEnv
 from serl_chunk.robots.arms import aloha_arms
 from serl_chunk.robots.base import RobotEnv
-from serl_chunk.robots.registry import make_env
 from serl_chunk.runs.checkpoints import CheckpointStore
 from serl_chunk.runs.metrics import read_metrics
-from serl_chunk.types import STATE
+from serl_chunk.types import IMAGE_PREFIX, STATE
 from serl_chunk_robot.client.client import RobotClient
 
 HERE = Path(__file__).resolve().parent
@@ -70,6 +70,8 @@ TRANSLATION, ROTATION = 0.3, 1.5  # m/s and rad/s at full deflection
 LONGEST = 500
 LAST = 20  # episodes of training whose share of human ticks is reported
 STARTS_WITHIN = 120.0  # s, of the recording
+PICTURE, TITLE, COLUMNS = 160, 14, 8  # pixels of a picture and of the line above a row, and pictures of a row
+JOINTS = 14
 SUMMARY = re.compile(r"(\d+) demonstrations? recorded in (\d+) episodes?")
 
 
@@ -105,13 +107,8 @@ def operate(robot: str, mice: Path, process: subprocess.Popen[str], operator: Si
                 last = state["pass"]
                 operator.see(time.monotonic(), state["q"], state["extra"]["objects"], state["state"] == "RUN")
             hands = operator.hands(due)
-            frames = [
-                frame(k, report)
-                for k, (made, hand) in enumerate(zip(reports, hands, strict=True))
-                for report in made.tick(hand.deflection, hand.buttons)
-            ]
             try:
-                s.sendall(b"".join(frames))
+                s.sendall(frames(reports, hands))
             except OSError:  # the recording has ended
                 break
             late.append(time.monotonic() - due)
@@ -214,7 +211,7 @@ def train(args: argparse.Namespace, there: Results | None) -> Run:
             train_local(config, RunOptions(demos, str(run)))
     rows = read_metrics(run)
     demonstrated = sum(sum(lengths(Path(folder))) for folder in demos)
-    points = [checkpoint(point, args.episodes) for point in evaluated(config, run, args)]
+    points = evaluated(config, run, args)
     if args.part.startswith("bc"):  # `OFFLINE` lets the operator act for one tick, which a clone does not imitate
         points = [dataclasses.replace(point, human_ticks=None) for point in points]
     points[-1] = dataclasses.replace(points[-1], wall=rows["event"][-1]["wall"])
@@ -258,44 +255,12 @@ def more_demonstrations(config: ExperimentConfig, mice: Path, count: int, args: 
     return folder
 
 
-def evaluated(config: ExperimentConfig, run: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Evaluate checkpoints on held-out starts without the operator; those that were evaluated are not again."""
+def evaluated(config: ExperimentConfig, run: Path, args: argparse.Namespace) -> list[Checkpoint]:
+    """Evaluate checkpoints on held-out starts without the operator."""
     config = dataclasses.replace(config, actor=dataclasses.replace(config.actor, intervention="none"))
-    config = dataclasses.replace(config, device=DeviceConfig())
-    env, store, curve = make_env(config.robot), CheckpointStore(run), []
-    agent = make_agent(config, env.robot_spec)
-    for step in store.steps() if args.part == "ours" and not args.as_it_is else store.steps()[-1:]:
-        file = run / f"benchmark_{step}.json"
-        if not file.exists():
-            point = evaluate_checkpoint(config, env, agent, store, step, args.episodes, REPORT_SEED_BASE)
-            file.write_text(json.dumps(point))
-        curve.append(json.loads(file.read_text()))
-        print(f"{args.part} step {step}: {curve[-1]['success_rate']:.2f}", flush=True)
-    return curve
-
-
-def plot(results: Results, path: Path) -> None:
-    """Draw success over the operator's ticks, demonstrations included."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
-    for run in results.runs:
-        points = run.checkpoints
-        ticks = [(run.figures["demonstrated_ticks"] + (p.human_ticks or 0)) / 1000 for p in points]
-        intervals = [wilson_interval(p.successes, p.episodes) for p in points]
-        apart = [
-            [100 * (p.rate - i.low) for p, i in zip(points, intervals, strict=True)],
-            [100 * (i.high - p.rate) for p, i in zip(points, intervals, strict=True)],
-        ]
-        rates = [100 * p.rate for p in points]
-        axis.errorbar(ticks, rates, apart, marker="o", capsize=3, label=run.name)
-    axis.set(xlabel="ticks of the operator, thousands", ylabel="success alone, % of 100 held-out starts", ylim=(0, 100))
-    axis.grid(alpha=0.3)
-    axis.legend()
-    figure.savefig(path, dpi=110)
+    trained = learning.Trained(dataclasses.replace(config, device=DeviceConfig()), run)
+    steps = trained.steps if args.part == "ours" and not args.as_it_is else trained.steps[-1:]
+    return [trained.evaluate(step, args.episodes) for step in steps]
 
 
 def human_share(episodes: list[dict[str, Any]]) -> dict[str, float]:
@@ -308,47 +273,47 @@ def human_share(episodes: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def draw_demonstrations(demos: Path, path: Path) -> None:
-    """Draw a row of pictures for each of the first demonstrations."""
-    from support.contact_sheet import sheet
+    """Draw the first demonstrations from their states: a row for each, time from left to right."""
+    from PIL import Image, ImageDraw
 
-    episodes = {file.name: read_episode(file, cameras=()) for file in sorted(demos.glob("*.hdf5"))[:5]}
-    sheet([(f"{name}: {e.end.length} ticks", e.steps.observation[STATE]) for name, e in episodes.items()], path)
+    files = sorted(demos.glob("*.hdf5"))[:5]
+    env = AlohaSimEnv(AlohaSimConfig(cameras=("angle",), image_size=PICTURE))
+    picture = Image.new("RGB", (COLUMNS * PICTURE, len(files) * (PICTURE + TITLE)), "white")
+    for y, file in enumerate(files):
+        episode = read_episode(file, cameras=())
+        states, top = episode.steps.observation[STATE].astype(np.float64), y * (PICTURE + TITLE)
+        ImageDraw.Draw(picture).text((2, top + 1), f"{file.name}: {episode.end.length} ticks", (0, 0, 0))
+        for x, tick in enumerate(np.linspace(0, len(states) - 1, COLUMNS).astype(int)):
+            env.place(states[tick, :JOINTS], states[tick, JOINTS:])
+            frame = env.read_images(["angle"])[IMAGE_PREFIX + "angle"]
+            picture.paste(Image.fromarray(frame), (x * PICTURE, top + TITLE))
+    env.close()
+    picture.save(path)
 
 
 def lengths(demos: Path) -> list[int]:
-    """Return the ticks of each demonstration."""
     return [read_episode(file, cameras=()).end.length for file in sorted(demos.glob("*.hdf5"))]
 
 
 def main() -> None:
-    """Run one part, and write its figures next to those of the others."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = learning.parser(__doc__, "benchmark_operator", of="of the experiment", seed=42)
     p.add_argument("part", choices=("record", *METHODS, "plot"))
     p.add_argument("--demos", type=int, default=N_DEMOS, help="to be recorded")
-    p.add_argument("--seed", type=int, default=42)
-    p.add_argument("--episodes", type=int, default=100, help="held-out starts of an evaluation")
     p.add_argument("--as_it_is", action="store_true", help="evaluate the newest checkpoint of a run that goes on")
-    p.add_argument("--out", type=Path, default=Path("runs/benchmark_operator"))
-    p.add_argument("--json", type=Path, help="write the results (benchmarks/README.md) here, next to other parts'")
     p.add_argument("--png", type=Path, help="of record: pictures of the demonstrations; of plot: the curve of --json")
-    add_settings(p, "of the experiment")
-    args = p.parse_args()
+    args = learning.arguments(p)
     there = read(args.json) if args.json and args.json.exists() else None
     if args.part == "plot":
         if there is None or args.png is None:
             p.error("plot: needs --json of the other parts, and --png")
-        plot(there, args.png)
+        axes = {"ticks of the operator": lambda run, c: run.figures["demonstrated_ticks"] + (c.human_ticks or 0)}
+        draw_curves(there.runs, args.png, axes)
         return
     args.out.mkdir(parents=True, exist_ok=True)
-    if args.part == "record":
-        run, details = None, {"record": record(args)}
-    else:
-        run, details = train(args, there), {}
-        for c in run.checkpoints:
-            print(f"{run.name}: {c.updates} updates, {c.successes} of {c.episodes}")
+    run, details = (None, {"record": record(args)}) if args.part == "record" else (train(args, there), {})
     print(json.dumps(run.figures if run else details, indent=1))
     if args.json:
-        add(args.json, run, details)
+        write(args.json, [run] if run else [], details=details, join=True)
 
 
 if __name__ == "__main__":

@@ -42,8 +42,6 @@ AUGMENTED = "augmented/"  # images that loss_train_aug was computed from
 
 
 class Row(NamedTuple):
-    """One comparison."""
-
     name: str
     absolute: float
     relative: float
@@ -261,7 +259,6 @@ def compare(folder: Path) -> Comparison | str:
 
 
 def main() -> int:
-    """Print the table; 0 if all agrees."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", type=Path, nargs="+", metavar="DIR")
     jax.config.update("jax_default_matmul_precision", "highest")  # accelerators multiply coarser by default

@@ -273,7 +273,6 @@ def compare(folder: Path) -> Iterator[tuple[str, Comparison | str]]:
 
 
 def main() -> int:
-    """Print the table; 0 if every error is at most the tolerance."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, metavar="DIR")
     folder = parser.parse_args().folder

@@ -20,19 +20,17 @@ Exit status 0 only if both hold for every N.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from support.cli_args import make_parser, write_figures
 
 from serl_chunk.config.agents.pi0 import PI0_PRESETS, ExpertConfig, Pi0Config, SiglipConfig, VlmConfig
 from serl_chunk.models.pi0.pi0 import Pi0
@@ -124,7 +122,6 @@ def seconds(call: Callable[[], Any]) -> tuple[float, float]:
 
 
 def measure(config: Pi0Config, rounds: int) -> dict[str, dict[str, float]]:
-    """Return figures by N, of the table and the file."""
     params = jax.jit(lambda key: initial(config, key))(jax.random.key(0))
     run, whole = jax.jit(decide(Pi0(config))), jax.jit(decide(Pi0(config, unroll=True)))
     figures = {}
@@ -189,13 +186,11 @@ def report(figures: dict[str, dict[str, float]]) -> bool:
 
 
 def main() -> int:
-    """Measure and print; 0 if both bars hold."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--width", type=int, default=4, help="divides all widths")
     parser.add_argument("--depth", type=int, default=3, help="divides all depths")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--full", action="store_true", help="also count the FLOPs of the released sizes")
-    parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
     config = divided(args.width, args.depth)
     figures = measure(config, args.rounds)
@@ -206,8 +201,7 @@ def main() -> int:
             ratio = f["lowered_flops"] / f["model_flops"]
             good = good and 1 / FLOPS_BAR <= ratio <= FLOPS_BAR
             print(f"released sizes, N = {n}: {f['lowered_flops'] / 1e12:.2f} TFLOP, {ratio:.3f} of the model's")
-    if args.json:
-        args.json.write_text(json.dumps(out, indent=1) + "\n")
+    write_figures(args, out)
     return 0 if good else 1
 
 

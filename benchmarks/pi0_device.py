@@ -11,18 +11,16 @@ its own for each case.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
 import statistics
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from pi0_best_of_n import CANDIDATES, HORIZON, PROMPT, decide, inputs, seconds
+from support.cli_args import make_parser, write_figures
 from support.worker import Worker
 from vision import Contestant
 
@@ -45,7 +43,6 @@ QUICK = {"depth": 2, "vocabulary": 512, "image_size": (28, 28), "heads": 2, "hea
 
 
 def config_of(model: Pi0Config, batch: int) -> ExperimentConfig:
-    """`fake_aloha_pi0` with another model."""
     config = load_experiment("fake_aloha_pi0")
     agent = dataclasses.replace(
         config.agent,
@@ -115,7 +112,6 @@ class Measurement:
         return {"decide_ms": times, **_memory()}
 
     def device(self) -> dict[str, str]:
-        """Return what the figures are of."""
         return {"device": jax.devices()[0].device_kind, "jax": jax.__version__}
 
 
@@ -126,7 +122,6 @@ def _memory() -> dict[str, float]:
 
 
 def row(case: str, batch: int, figures: dict[str, Any]) -> str:
-    """A case's line."""
     memory = f"{figures['peak_gb']:.1f} GB" if "peak_gb" in figures else "memory unknown"
     if case == DECIDE:
         times = ", ".join(f"{ms:.1f} ms for {n}" for n, ms in figures["decide_ms"].items())
@@ -140,13 +135,11 @@ def row(case: str, batch: int, figures: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Measure, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--cases", default="lora,expert,full,decide", help=f"of {', '.join(CASES)}")
     parser.add_argument("--batch", type=int, default=32, help="windows of an update, an even number")
     parser.add_argument("--rounds", type=int, default=20, help="updates and decisions that are timed")
     parser.add_argument("--quick", action="store_true", help="a tiny model, to see that it works")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     args = parser.parse_args()
     cases = args.cases.split(",")
     if unknown := [case for case in cases if case not in CASES]:
@@ -163,8 +156,7 @@ def main() -> None:
         out |= worker("device")
         worker.kill()  # it holds the device's memory
         print(row(case, args.batch, out[case]), flush=True)
-        if args.json:
-            args.json.write_text(json.dumps(out, indent=1) + "\n")
+        write_figures(args, out)
     print(f"on {out['device']}, JAX {out['jax']}")
 
 

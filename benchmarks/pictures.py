@@ -84,7 +84,6 @@ def show_actor(demos: Path, run: Path, episodes: int, picture: Path) -> None:
 
 
 def show_viewer(run: Path, picture: Path) -> None:
-    """Picture an episode of a run."""
     with serving("view", run) as url, Chromium(*SIZE) as window:
         window.open(url)
         window.until("state.info && state.rows.length === state.info.total && state.episode")

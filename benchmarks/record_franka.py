@@ -115,7 +115,6 @@ def stand_ins(robots: dict[str, Robot]) -> dict[str, types.ModuleType]:
 
 
 def record(name: str, rng: np.random.Generator, robots: dict[str, Robot], folder: Path) -> dict[str, np.ndarray]:
-    """Run one case."""
     boxes, scale, learned, keys = CASES[name]
     env_class = importlib.import_module("franka_env.envs.franka_env").FrankaEnv
     wrappers = importlib.import_module("franka_env.envs.wrappers")

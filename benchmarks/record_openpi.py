@@ -32,7 +32,6 @@ GRADIENTS = ("action_in_proj/kernel", "action_out_proj/kernel", "PaliGemma/img/h
 
 
 def import_openpi(checkout: Path) -> types.SimpleNamespace:
-    """Import its modules of pi0 in JAX."""
     sys.path[:0] = [str(checkout / "src"), str(checkout / "packages" / "openpi-client" / "src")]
     try:
         importlib.import_module("torch")
@@ -71,7 +70,6 @@ def resize(openpi: types.SimpleNamespace, meta: dict[str, Any]) -> None:
 
 
 def outputs_of(openpi: types.SimpleNamespace, meta: dict[str, Any], given: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Return everything that is recorded of a case."""
     resize(openpi, meta)
     graph, state = nnx.split(openpi.pi0_config.Pi0Config(**meta["config"]).create(jax.random.key(0)))
     leaves = dict(state.flat_state())
@@ -135,7 +133,6 @@ def outputs_of(openpi: types.SimpleNamespace, meta: dict[str, Any], given: dict[
 
 
 def main() -> int:
-    """Record the cases."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--openpi", type=Path, required=True, metavar="CHECKOUT", help="of openpi's repository")
     parser.add_argument("cases", type=Path, nargs="+", metavar="CASE", help="a folder with meta.json and inputs.npz")

@@ -129,7 +129,6 @@ def outputs_of(meta: Mapping[str, Any], params: Arrays, inputs: Arrays) -> Array
 
 
 def record(name: str, folder: Path) -> None:
-    """Write one case."""
     meta = meta_of(name)
     params = rule_params(config_of(meta, CAMERAS))
     inputs = inputs_of(meta)
@@ -142,7 +141,6 @@ def record(name: str, folder: Path) -> None:
 
 
 def main() -> int:
-    """Record the cases."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     small = ",".join(name for name in CHANGES if name not in LARGE)

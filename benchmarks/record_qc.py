@@ -115,7 +115,6 @@ class Recorder:
             self.batch = published.sample_sequence(BATCH, HORIZON, self.agent.config["discount"])
 
     def record(self) -> Arrays:
-        """Every array of the case."""
         params, batch = self.agent.network.params, jax.tree.map(jnp.asarray, self.batch)
         out = flat("params", params) | flat("batch", self.batch) | flat("dataset", self.rows)
         with watched() as drawn:
@@ -172,7 +171,6 @@ class Recorder:
 
 
 def main() -> None:
-    """Record the chosen cases."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--qc", type=Path, required=True, metavar="CHECKOUT", help="of the published code")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="for the cases")

@@ -3,19 +3,21 @@
     python benchmarks/render_results.py
     python benchmarks/render_results.py --check
 
-Replaces what is between `<!-- results: NAME -->` and `<!-- end of results -->`. `--check` writes nothing and ends
-with status 1 where a document and its results differ. The tables are in `support/documented_tables.py`.
+Replaces the cells of the tables between `<!-- results: NAME -->` and `<!-- end of results -->`; headings and labels are
+the document's own. `--check` writes nothing and ends with status 1 where a document and its results differ. What the
+cells show is in `support/documented_tables.py`.
 """
 
 from __future__ import annotations
 
 import argparse
 import difflib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 from support.documented_tables import TABLES
-from support.result_tables import MARKED, Book, render
+from support.result_tables import MARKED, render, results_of
 from support.results import FOLDER, UNKNOWN
 
 from serl_chunk.types import DataError
@@ -23,17 +25,10 @@ from serl_chunk.types import DataError
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def documents(root: Path = ROOT) -> list[str]:
-    """Return the paths from `root` of the documents that have a table or a marker."""
-    marked = [p for p in (root / "README.md", root / "benchmarks" / "README.md", *(root / "docs").rglob("*.md"))]
-    found = [str(p.relative_to(root)) for p in marked if p.is_file() and MARKED.search(p.read_text())]
-    return sorted({*found, *(table.document for table in TABLES.values())})
-
-
-def refuse_unknown_code(book: Book, folder: Path = FOLDER) -> None:
+def refuse_unknown_code(folder: Path = FOLDER) -> None:
     """Raise DataError where a results file names no commit, or one with changes on top."""
     for file in sorted(folder.glob("*.json")):
-        results = book.file(file.stem)
+        results = results_of(file)
         for name, commit in (("commit", results.commit), ("published", results.published)):
             if commit == UNKNOWN or commit.endswith("-dirty"):
                 raise DataError(
@@ -44,16 +39,21 @@ def refuse_unknown_code(book: Book, folder: Path = FOLDER) -> None:
 
 def differences(root: Path = ROOT) -> Iterator[tuple[Path, str, str]]:
     """Yield (document, text, text with tables made anew) of each document that differs. Raises DataError."""
-    book = Book()
-    refuse_unknown_code(book)
-    for name in documents(root):
-        text = (root / name).read_text()
-        if (made := render(text, name, TABLES, book)) != text:
-            yield root / name, text, made
+    refuse_unknown_code()
+    documents = [root / "README.md", root / "benchmarks" / "README.md", *sorted((root / "docs").rglob("*.md"))]
+    texts = {document: document.read_text() for document in documents}
+    marked = Counter(match[2] for text in texts.values() for match in MARKED.finditer(text))
+    if wrong := [name for name in TABLES if marked[name] != 1]:
+        raise DataError(
+            f"the table {wrong[0]} is marked {marked[wrong[0]]} times, expected once. Put it between "
+            f"<!-- results: {wrong[0]} --> and <!-- end of results -->."
+        )
+    for document, text in texts.items():
+        if (made := render(text, TABLES)) != text:
+            yield document, text, made
 
 
 def main() -> None:
-    """Rewrite the documents, or compare them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; status 1 where a document differs")
     args = parser.parse_args()

@@ -10,17 +10,18 @@ python benchmarks/replay_sampling.py --json replay_sampling.json
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import io
-import json
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 from PIL import Image
+from support.cli_args import make_parser, write_figures
+from support.noise import noise_episode
 
 from serl_chunk.config.agents.acrlpd import AcrlpdConfig
 from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
@@ -31,7 +32,7 @@ from serl_chunk.data.formats.hdf5 import write_episode
 from serl_chunk.data.preprocess import fit_preprocess
 from serl_chunk.data.source import ReadOptions, decode_images
 from serl_chunk.replay.replay import Replay
-from serl_chunk.types import Begin, CameraSpec, End, Episode, Outcome, RobotSpec, SparseRows, StepBlock
+from serl_chunk.types import CameraSpec, Episode, RobotSpec, SparseRows
 
 STATE, ACTION, LENGTH, CAMERAS = 23, 14, 100, ("left", "right")
 
@@ -51,29 +52,24 @@ def robot(side: int) -> RobotSpec:
     )
 
 
-def episode(name: str, rng: np.random.Generator, side: int, image_every: int) -> Episode:
-    """A successful episode of noise; every camera is read each `image_every` ticks, never for 0."""
-    ticks = np.arange(0, LENGTH + 1, image_every) if image_every else np.empty(0, int)
-    frames = {f"images/{c}": rng.integers(0, 256, (len(ticks), side, side, 3), np.uint8) for c in CAMERAS}
-    inside = ticks < LENGTH
-    steps = StepBlock(
-        episode_id=name,
-        first_tick=0,
-        observation={"state": rng.normal(size=(LENGTH, STATE)).astype(np.float32)},
-        action=rng.normal(size=(LENGTH, ACTION)).astype(np.float32),
-        reward=np.zeros(LENGTH, np.float32),
-        source=np.zeros(LENGTH, np.uint8),
-        decision_tick=np.arange(LENGTH, dtype=np.int32) // 5 * 5,
-        policy_version=np.zeros(LENGTH, np.int64),
-        policy_age=np.zeros(LENGTH, np.float32),
-        stamp=np.arange(LENGTH) / 50,
-        lost_ticks=np.zeros(LENGTH, np.int32),
-        sparse={k: SparseRows(ticks[inside].astype(np.int32), v[inside]) for k, v in frames.items()}
-        if len(ticks)
-        else {},
+def config_of(horizon: int, images: bool, **replay: Any) -> ExperimentConfig:
+    """The robot's configuration; `replay`: fields of its replay."""
+    return ExperimentConfig(
+        name="benchmark",
+        robot=RobotConfig(max_episode_steps=LENGTH),
+        agent=AcrlpdConfig(image_keys=CAMERAS if images else ()),
+        chunk=ChunkConfig(horizon),
+        replay=ReplayConfig(human_capacity=1, **replay),
     )
-    final = {"state": np.zeros(STATE, np.float32)} | {k: v[-1] for k, v in frames.items() if len(ticks)}
-    return Episode(Begin(name), steps, End(name, LENGTH, final, True, False, Outcome.SUCCESS, reward=1.0))
+
+
+def sampled(replay: Replay, rng: np.random.Generator, batch: int, seconds: float) -> tuple[int, float]:
+    """Sample for `seconds`; returns the number of batches, and the time they took."""
+    count, start = 0, time.perf_counter()
+    while (took := time.perf_counter() - start) < seconds:
+        replay.sample(rng, batch, 1)
+        count += 1
+    return count, took
 
 
 def measure(
@@ -84,51 +80,40 @@ def measure(
     Then a data set's shard of half as many steps gives way to another one.
     """
     rng, spec = np.random.default_rng(0), robot(side)
-    config = ExperimentConfig(
-        name="benchmark",
-        robot=RobotConfig(max_episode_steps=LENGTH),
-        agent=AcrlpdConfig(image_keys=CAMERAS if images else ()),
-        chunk=ChunkConfig(horizon),
-        replay=ReplayConfig(
-            capacity=steps * 2,
-            demo_capacity=steps,
-            human_capacity=1,
-            image_capacity=steps // horizon * 2,
-            windows="qc" if adjacent else "episode",
-            terminal_windows="drop" if adjacent else "keep",
-        ),
-    )
-    every = horizon if images else 0  # frames at every decision
-    demos = [episode(f"d{k}", rng, side, every) for k in range(max(1, steps // LENGTH // 10))]
+    kinds = {"windows": "qc", "terminal_windows": "drop"} if adjacent else {}
+    capacities = {"capacity": steps * 2, "demo_capacity": steps, "image_capacity": steps // horizon * 2}
+    config = config_of(horizon, images, **capacities, **kinds)
+
+    def episode(name: str) -> Episode:
+        return noise_episode(name, spec, LENGTH, rng, image_every=horizon if images else 0)  # at every decision
+
+    demos = [episode(f"d{k}") for k in range(max(1, steps // LENGTH // 10))]
     replay = Replay(spec, config, fit_preprocess(config, spec, demos))
     replay.add_demo(*demos)
     count = steps // LENGTH
     start = time.perf_counter()
     for k in range(count):
-        for record in episode(f"e{k}", rng, side, every):
+        for record in episode(f"e{k}"):
             replay.insert("s", record)
     filled = time.perf_counter() - start
-    sampled, start = 0, time.perf_counter()
-    while (took := time.perf_counter() - start) < seconds:
-        replay.sample(rng, batch, 1)
-        sampled += 1
-    stream = episode("live", rng, side, every)
+    batches, took = sampled(replay, rng, batch, seconds)
+    stream = episode("live")
     replay.insert("s", stream.begin)
     singles = [stream.steps.slice(t, t + 1) for t in range(LENGTH)]
     start = time.perf_counter()
     for block in singles:
         replay.insert("s", block)
     live = time.perf_counter() - start
-    shards = [[episode(f"{s}{k}", rng, side, every) for k in range(max(1, count // 2))] for s in "xy"]
+    shards = [[episode(f"{s}{k}") for k in range(max(1, count // 2))] for s in "xy"]
     replay.replace_demos(shards[0])
     start = time.perf_counter()
     replay.replace_demos(shards[1])
     replaced = time.perf_counter() - start
     stats = replay.stats()
     return {
-        "batches_per_second": sampled / took,
-        "windows_per_second": sampled * batch / took,
-        "milliseconds_per_batch": 1000 * took / sampled,
+        "batches_per_second": batches / took,
+        "windows_per_second": batches * batch / took,
+        "milliseconds_per_batch": 1000 * took / batches,
         "live_steps_inserted_per_second": LENGTH / live,
         "milliseconds_to_replace_1000_steps": 1e6 * replaced / (len(shards[1]) * LENGTH),
         "windows": stats["replay/windows"],
@@ -143,7 +128,7 @@ def demo_files(folder: Path, count: int, side: int, jpeg: bool) -> None:
     noise = rng.integers(0, 24, (LENGTH + 1, side, side, 3), np.uint8)
     slope = np.linspace(0, 200, side, dtype=np.uint8)[None, None, :, None]
     for k in range(count):
-        e = episode(f"d{k}", rng, 1, 1)
+        e = noise_episode(f"d{k}", spec, LENGTH, rng)
         frames = noise + slope + np.uint8(k % 30)
         path = folder / f"episode_{k}.hdf5"
         if not jpeg:
@@ -181,19 +166,9 @@ def measure_demos(seconds: float, count: int, *, batch: int, horizon: int, side:
                 start = time.perf_counter()
                 demos = load_demos([name], used, options=options).episodes
                 demos = [decode_images(d) for d in demos] if held == "decoded" else demos
-                config = ExperimentConfig(
-                    name="benchmark",
-                    robot=RobotConfig(max_episode_steps=LENGTH),
-                    agent=AcrlpdConfig(image_keys=CAMERAS),
-                    chunk=ChunkConfig(horizon),
-                    replay=ReplayConfig(
-                        capacity=LENGTH * 2,
-                        demo_capacity=count * (LENGTH + 1),
-                        human_capacity=1,
-                        image_capacity=count * (LENGTH + 1),
-                        frame_cache_bytes=cache,
-                    ),
-                )
+                rows = count * (LENGTH + 1)
+                capacities = {"capacity": LENGTH * 2, "demo_capacity": rows, "image_capacity": rows}
+                config = config_of(horizon, True, **capacities, frame_cache_bytes=cache)
                 replay = Replay(used, config, fit_preprocess(config, used, demos))
                 replay.add_demo(*demos)
                 loaded, rng = time.perf_counter() - start, np.random.default_rng(1)
@@ -203,12 +178,9 @@ def measure_demos(seconds: float, count: int, *, batch: int, horizon: int, side:
                     warm += 1
                 for _ in range(10 if held == "tenth_cached" else 2):
                     replay.sample(rng, batch, 1)
-                sampled, start = 0, time.perf_counter()
-                while (took := time.perf_counter() - start) < seconds:
-                    replay.sample(rng, batch, 1)
-                    sampled += 1
+                batches, took = sampled(replay, rng, batch, seconds)
                 key = f"demos_{stored}_{held}"
-                out[f"{key}_milliseconds_per_batch"] = 1000 * took / sampled
+                out[f"{key}_milliseconds_per_batch"] = 1000 * took / batches
                 out[f"{key}_seconds_to_load"] = loaded
                 out[f"{key}_megabytes"] = replay.stats()["replay/bytes"] / 1e6
                 del replay, demos
@@ -216,39 +188,29 @@ def measure_demos(seconds: float, count: int, *, batch: int, horizon: int, side:
 
 
 def main() -> None:
-    """Print the figures, and write them where `--json` says."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--horizon", type=int, default=5)
     parser.add_argument("--side", type=int, default=128, help="pixels of a square camera image")
     parser.add_argument("--steps", type=int, default=20_000, help="online steps in the replay")
     parser.add_argument("--demos", type=int, default=100, help="demonstrations that are sampled from; 0: none")
     parser.add_argument("--seconds", type=float, default=3.0, help="how long to sample, per case")
-    parser.add_argument("--json", type=Path, help="file for the figures")
     args = parser.parse_args()
     figures: dict[str, float] = {}
+    sizes = {"batch": args.batch, "horizon": args.horizon, "side": args.side}
     for name, images, adjacent in (
         ("state", False, False),
         ("state_adjacent", False, True),
         ("two_cameras", True, False),
     ):
-        case = measure(
-            args.seconds,
-            args.steps,
-            batch=args.batch,
-            horizon=args.horizon,
-            side=args.side,
-            images=images,
-            adjacent=adjacent,
-        )
+        case = measure(args.seconds, args.steps, **sizes, images=images, adjacent=adjacent)
         figures |= {f"{name}_{key}": round(value, 3) for key, value in case.items()}
     if args.demos:
-        measured = measure_demos(args.seconds, args.demos, batch=args.batch, horizon=args.horizon, side=args.side)
+        measured = measure_demos(args.seconds, args.demos, **sizes)
         figures |= {key: round(value, 3) for key, value in measured.items()}
     for key, value in figures.items():
         print(f"{key:45s} {value:>14,.3f}")
-    if args.json:
-        args.json.write_text(json.dumps(figures, indent=2) + "\n")
+    write_figures(args, figures)
 
 
 if __name__ == "__main__":

@@ -10,13 +10,11 @@ the arms' distance, `*_joints_*` do not.
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
+from support.cli_args import make_parser, write_figures
 from support.robot_limits import HOME, SPACE, J, limits, viperx
 
 from serl_chunk_robot.control.pursuit import Pursuit
@@ -33,7 +31,6 @@ def gate(workspace: bool) -> Gate:
 
 
 def loads() -> dict[str, Goal]:
-    """The goal of each pass."""
     rng = np.random.default_rng(0)
     jumps = HOME + rng.uniform(-0.5, 0.5, (1000, J))
     down = np.tile([0, 1.0, 0, 0, 0.6, 0, 0], 2)
@@ -70,9 +67,8 @@ def measure(gate: Gate, goal: Goal, passes: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--passes", type=int, default=4000, help="of each load")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
     args = parser.parse_args()
     figures = {
         f"{load}_{'workspace' if workspace else 'joints'}_{name}": value
@@ -82,8 +78,7 @@ def main() -> None:
     }
     for name, value in figures.items():
         print(f"{name}: {value:.4g}")
-    if args.json:
-        args.json.write_text(json.dumps(figures, indent=2) + "\n")
+    write_figures(args, figures)
 
 
 if __name__ == "__main__":

@@ -23,8 +23,6 @@ validity of 80 ms, braking after an actor's last command within 95 ms (median) a
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import signal
 import sys
@@ -32,16 +30,17 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from support.cli_args import make_parser, write_figures
 from support.process_cell import BEGINS, ENDS, STOP, ProcessCell
-from support.robot_moments import STOOD_STILL, VALIDITY
+from support.robot_moments import MOST, P50, STOOD_STILL, VALIDITY
 
 from serl_chunk_robot.client.client import RobotError
 
-P50, MOST = 0.015, 0.060  # s beyond a command's validity
 PASS = 1 / 200  # s, of the loop
 STAYS = 0.3  # s for which a robot that must stand is watched
 LEASE = 3.0  # s: longer than a silent actor's lease lasts
@@ -290,12 +289,10 @@ CASES: dict[str, tuple[str, Case]] = {  # name -> kind of the actor, and what is
 
 
 def measure(folder: Path, name: str, times: int, seed: int) -> dict[str, Any]:
-    """Return the figures of one case, times in ms."""
     kind, run = CASES[name]
     rng, done, disturbed = np.random.default_rng(seed), [], 0
     folder.mkdir()
-    cell = ProcessCell(folder)
-    try:
+    with closing(ProcessCell(folder)) as cell:
         cell.act_as(kind)
         while len(done) < times and disturbed < 5 + times:
             try:
@@ -305,8 +302,6 @@ def measure(folder: Path, name: str, times: int, seed: int) -> dict[str, Any]:
                 continue
             if done[-1].broken:
                 print(f"{name} {len(done)}: {done[-1]}", flush=True)
-    finally:
-        cell.close()
     return figures(done, disturbed)
 
 
@@ -333,7 +328,6 @@ HEAD = """
 
 
 def row(name: str, made: dict[str, Any]) -> str:
-    """A line of the table."""
     times = [f"{made[f'{field}_p50_ms']:.0f} / {made[f'{field}_max_ms']:.0f}" if f"{field}_p50_ms" in made else "-"
              for field in ("braking", "noticed")]  # fmt: skip
     states = "; ".join(f"{path} {n}" for path, n in made["states"].items())
@@ -343,11 +337,10 @@ def row(name: str, made: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--times", type=int, default=50)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="NAME")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
     args = parser.parse_args()
     made: dict[str, Any] = {}
     print(HEAD, flush=True)
@@ -360,8 +353,7 @@ def main() -> int:
         each["braking_p50_ms"] <= 1e3 * (VALIDITY + P50) and each["braking_max_ms"] <= 1e3 * (VALIDITY + MOST)
         for each in braking
     )
-    if args.json:
-        args.json.write_text(json.dumps(made, indent=2) + "\n")
+    write_figures(args, made)
     return int(any(made[name]["broken"] or made[name]["n"] < args.times for name in args.cases))
 
 

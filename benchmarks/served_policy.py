@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from learn_fake_aloha import REPORT_SEED_BASE
 from support.cli_args import add_settings, settings
+from support.learning import REPORT_SEED_BASE
 from support.served import ROBOTS, ServedRobotProcess
 
 from serl_chunk.actor.episode import EpisodeRunner
@@ -72,7 +72,6 @@ def run_episode(runner: EpisodeRunner, seed: int) -> dict[str, Any]:
 
 
 def summary(done: dict[str, dict[str, Any]], seeds: list[int]) -> dict[str, Any]:
-    """Return the figures of all pairs."""
     pairs = {way: [done[way][str(seed)] for seed in seeds] for way in WAYS}
     first, second = (np.array([e["success"] for e in pairs[way]]) for way in WAYS)
     difference, low, high = paired_difference(first, second)
@@ -92,7 +91,6 @@ def summary(done: dict[str, dict[str, Any]], seeds: list[int]) -> dict[str, Any]
 
 
 def main() -> None:
-    """Run what is left of both halves, print one line each, and write all figures."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("run", type=Path, help="folder of a training run")
     p.add_argument("--step", type=int, help="of the checkpoint; default: the last one")

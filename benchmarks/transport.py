@@ -13,13 +13,12 @@ whether it is printed or not; in the copy that is measured here that line is rem
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import sys
 import tempfile
 from pathlib import Path
 
+from support.cli_args import make_parser, write_figures
 from support.transport_baselines.figures import Figures
 from support.transport_baselines.measurements import Sizes, journal, parameters, rates, recovery, timing
 from support.transport_baselines.processes import deployments
@@ -28,9 +27,7 @@ REPEATS = 5
 
 
 def main() -> None:
-    """Print the table, and write the figures where asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", metavar="FILE", help="write the figures there")
+    parser = make_parser(__doc__)
     parser.add_argument("--agentlace", metavar="DIR", help="a checkout of agentlace, to be measured as well")
     parser.add_argument("--agentlace_python", metavar="PATH", help="interpreter that has what agentlace imports")
     parser.add_argument("--folder", metavar="DIR", default="runs", help="where the journals on disk are written")
@@ -53,8 +50,7 @@ def main() -> None:
             parameters(figures, contestants, sizes)
             timing(figures, contestants, sizes)
             recovery(figures, contestants, sizes, Path(disk))
-    if args.json:
-        Path(args.json).write_text(json.dumps(figures.medians(), indent=1) + "\n")
+    write_figures(args, figures.medians())
     print(figures.table())
     print(f"\nmedians of {repeats} repetitions, maxima over all of them; {os.cpu_count()} processors")
 

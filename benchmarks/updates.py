@@ -20,13 +20,13 @@ what an update of each costs there.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
+from support.cli_args import make_parser, write_figures
 from support.worker import Worker
 
 TOLERANCE = 1e-4  # relative, of the losses
@@ -105,7 +105,6 @@ def summary(rounds: dict[str, dict[str, list[dict[str, float]]]], first: str) ->
 
 
 def table(title: str, figures: dict[str, dict[str, float]], first: str) -> str:
-    """One preset's rows."""
     head = f"{title:46} {'updates/s':>9} {'ms [p10, p90]':>22} {'processor ms':>12} "
     head += f"{'ratio':>6} {'(cpu)':>6} {'decision ms':>18}"
     lines = [head]
@@ -121,7 +120,6 @@ def table(title: str, figures: dict[str, dict[str, float]], first: str) -> str:
 
 
 def compared(preset: str, args: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Ours, plain and the published code on one preset."""
     classes = {"ours": "OurContestant", "plain": "PlainContestant"}
     contestants = {name: Worker("support.reference_agents.served_agents", kind) for name, kind in classes.items()}
     if args.qc:
@@ -176,9 +174,7 @@ def saved(preset: str, args: argparse.Namespace) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    """Print the tables, and write the figures where asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", metavar="FILE", help="write the figures there")
+    parser = make_parser(__doc__)
     parser.add_argument("--qc", metavar="DIR", help="a checkout of Q-chunking's code, to be measured as well")
     parser.add_argument("--qc_python", metavar="PATH", help="interpreter that has what that checkout imports")
     parser.add_argument("--savings", action="store_true", help="measure what changes the algorithm instead")
@@ -208,8 +204,7 @@ def main() -> None:
         f"\nmedians of {args.rounds} rounds; {os.cpu_count()} processors, "
         f"load {load[0]:.1f} ({load[2]:.1f} over 15 minutes)"
     )
-    if args.json:
-        Path(args.json).write_text(json.dumps({**figures, "load": load}, indent=1) + "\n")
+    write_figures(args, {**figures, "load": load})
 
 
 if __name__ == "__main__":

@@ -15,16 +15,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
-import resource
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from support.cli_args import make_parser, write_figures
+from support.noise import noise_episode
 
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.config.agents.bc import BcConfig
@@ -37,7 +36,6 @@ from serl_chunk.data.preprocess import fit_preprocess
 from serl_chunk.replay.features import groups_of
 from serl_chunk.replay.replay import Replay
 from serl_chunk.robots.registry import robot_spec
-from serl_chunk.types import Begin, End, Episode, Outcome, RobotSpec, SparseRows, StepBlock
 
 EPISODES, LENGTH = 8, 60
 TOLERANCE = 1e-2  # relative, of losses after one update: features are float16
@@ -81,41 +79,14 @@ def config_of(case: str, pixels: int, batch: int, args: argparse.Namespace) -> E
     return dataclasses.replace(config, agent=agent, replay=replay)
 
 
-def episodes(spec: RobotSpec, horizon: int) -> list[Episode]:
-    """Episodes of noise; every camera is read at each decision."""
-    rng, out = np.random.default_rng(0), []
-    low, high = np.array(spec.action_low), np.array(spec.action_high)
-    for k in range(EPISODES):
-        ticks = np.arange(0, LENGTH + 1, horizon)
-        shape = (len(ticks), spec.cameras[0].height, spec.cameras[0].width, 3)
-        frames = {f"images/{c.name}": rng.integers(0, 256, shape, np.uint8) for c in spec.cameras}
-        inside = ticks < LENGTH
-        steps = StepBlock(
-            episode_id=f"noise-{k}",
-            first_tick=0,
-            observation={"state": rng.normal(size=(LENGTH, spec.state_dim)).astype(np.float32)},
-            action=rng.uniform(low, high, (LENGTH, spec.action_dim)).astype(np.float32),
-            reward=np.zeros(LENGTH, np.float32),
-            source=np.zeros(LENGTH, np.uint8),
-            decision_tick=np.arange(LENGTH, dtype=np.int32) // horizon * horizon,
-            policy_version=np.zeros(LENGTH, np.int64),
-            policy_age=np.zeros(LENGTH, np.float32),
-            stamp=np.arange(LENGTH) / spec.control_hz,
-            lost_ticks=np.zeros(LENGTH, np.int32),
-            sparse={key: SparseRows(ticks[inside].astype(np.int32), v[inside]) for key, v in frames.items()},
-        )
-        final = {"state": np.zeros(spec.state_dim, np.float32)} | {key: v[-1] for key, v in frames.items()}
-        end = End(f"noise-{k}", LENGTH, final, True, False, Outcome.SUCCESS, reward=1.0)
-        out.append(Episode(Begin(f"noise-{k}"), steps, end))
-    return out
-
-
 class Contestant:
     """One case: its agent, a state, and a replay of the data. Compiles when it is made."""
 
     def __init__(self, case: str, config: ExperimentConfig) -> None:
         spec = robot_spec(config.robot)
-        data = episodes(spec, config.chunk.horizon)
+        rng, horizon = np.random.default_rng(0), config.chunk.horizon
+        every = {"horizon": horizon, "image_every": horizon}  # cameras are read at each decision
+        data = [noise_episode(f"noise-{k}", spec, LENGTH, rng, **every) for k in range(EPISODES)]
         self.case, self._batch = case, config.learner.batch_size
         self.agent = make_agent(config, spec)
         self.state = self.agent.init(jax.random.key(0))
@@ -159,7 +130,7 @@ class Contestant:
     def turn(self, seconds: float) -> None:
         """Updates for `seconds`, one at least; keeps the medians of their parts in milliseconds."""
         parts: dict[str, list[float]] = {"draw": [], "bring": [], "update": [], "total": [], "cpu": []}
-        begin, busy = time.perf_counter(), _processor_seconds()
+        begin, busy = time.perf_counter(), time.process_time()
         while not parts["total"] or time.perf_counter() - begin < seconds:
             times = [time.perf_counter()]
             drawn = self._draw()
@@ -168,7 +139,7 @@ class Contestant:
             times.append(time.perf_counter())
             self._update(batch)
             times.append(time.perf_counter())
-            now = _processor_seconds()
+            now = time.process_time()
             for name, value in zip(("draw", "bring", "update"), np.diff(times), strict=True):
                 parts[name].append(1e3 * value)
             parts["total"].append(1e3 * (times[-1] - times[0]))
@@ -197,7 +168,6 @@ def check(cached: Contestant, frozen: Contestant) -> float:
 
 
 def compared(pixels: int, batch: int, args: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """All cases at one size."""
     contestants = {case: Contestant(case, config_of(case, pixels, batch, args)) for case in args.cases}
     difference = None
     if {"cached", "frozen"} <= contestants.keys():
@@ -220,7 +190,6 @@ def compared(pixels: int, batch: int, args: argparse.Namespace) -> dict[str, dic
 
 
 def table(pixels: int, batch: int, figures: dict[str, dict[str, float]]) -> str:
-    """One size's rows."""
     head = f"{pixels} x {pixels}, batches of {batch}"
     lines = [
         f"{head:26} {'ms':>9} {'cpu ms':>9} {'draw':>7} {'bring':>7} {'update':>9} {'MB':>7}"
@@ -243,11 +212,6 @@ def table(pixels: int, batch: int, figures: dict[str, dict[str, float]]) -> str:
     return "\n".join(lines)
 
 
-def _processor_seconds() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
-
-
 def _sizes(text: str) -> list[tuple[int, int]]:
     try:
         sizes = [(int(pixels), int(batch)) for pixels, batch in (part.split(":") for part in text.split(","))]
@@ -259,9 +223,7 @@ def _sizes(text: str) -> list[tuple[int, int]]:
 
 
 def main() -> None:
-    """Print the tables, and write the figures where asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    parser = make_parser(__doc__)
     parser.add_argument("--sizes", help="PIXELS:BATCH, with commas between; 48:64,128:16 by default")
     parser.add_argument("--cases", help=f"which ones, with commas between; of {','.join(CASES)}")
     parser.add_argument("--rounds", type=int, help="turns of every case; 5 by default")
@@ -275,9 +237,8 @@ def main() -> None:
         parser.error(f"--set {bad[0]}: expected FIELD=VALUE")
     args.rounds = args.rounds or (2 if args.quick else 5)
     args.seconds = args.seconds or (0.05 if args.quick else 3.0)
-    args.cases = (args.cases or ",".join(c for c in CASES if not (args.quick and c in ("impala", "resnet10")))).split(
-        ","
-    )
+    quick = [case for case in CASES if case not in ("impala", "resnet10")]
+    args.cases = args.cases.split(",") if args.cases else quick if args.quick else list(CASES)
     if unknown := sorted(set(args.cases) - set(CASES)):
         raise SystemExit(f"--cases: {unknown[0]!r} is none; valid: {', '.join(CASES)}")
     sizes = _sizes(args.sizes or ("32:4" if args.quick else "48:64,128:16"))
@@ -292,8 +253,7 @@ def main() -> None:
         f"\nmedians of {args.rounds} rounds on {jax.devices()[0].device_kind}; {os.cpu_count()} processors, "
         f"load {load[0]:.1f} ({load[2]:.1f} over 15 minutes)"
     )
-    if args.json:
-        args.json.write_text(json.dumps({**figures, "load": load}, indent=1) + "\n")
+    write_figures(args, {**figures, "load": load})
 
 
 if __name__ == "__main__":

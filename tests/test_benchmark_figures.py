@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,12 +25,12 @@ import ablations
 import calibration
 import cube_single
 import device_latency
-import grasp_critic
 import human_in_the_loop
 import learn_fake_aloha
-from support import cli_args
+from support import cli_args, learning
 from support.mouse_cell import Answer, Braking, answer_of, braking_of, ways_of
 from support.result_tables import Count, difference_interval
+from support.results import Checkpoint, Run
 
 pytestmark = pytest.mark.system
 TICKS = 0.02 * np.arange(6)
@@ -43,26 +44,21 @@ def test_newcombes_example():
 
 
 def test_the_table_compares_the_seeds_that_both_have():
-    delayed = {"delay_2": {"0": Count(20, 100)}, "delay_2_trained": {"0": Count(20, 100)}}
-    of_one = {
-        "default": {"0": Count(50, 100), "1": Count(60, 100)}, "expectile_0.9": {"0": Count(90, 100)},
-        "imitate_all": {"0": Count(52, 100), "1": Count(58, 100)}, **delayed,
-    }  # fmt: skip
-    results = {"fake_aloha": of_one, "cube_single": {"expectile_0.9": {"0": Count(1, 2)}}}
-    table = {(r["task"], r["option"]): r for r in ablations.rows(results)}
-    default, other = table["fake_aloha", "default"], table["fake_aloha", "expectile_0.9"]
-    assert default["rate"] == 0.55
-    assert not {"difference"} & (default.keys() | table["cube_single", "expectile_0.9"].keys())  # nothing to compare
-    assert other["difference"] == pytest.approx(0.4)  # 0.9 - 0.5: seed 1 is not there yet
-    assert other["difference_low"] < 0.4 < other["difference_high"]
-    assert other["overrides"] == ["agent.expectile=0.9"]
-    assert table["fake_aloha", "imitate_all"]["difference"] == pytest.approx(0.0)
-    lines = ablations.markdown(list(table.values())).splitlines()
-    marked = [line for line in lines if "*" in line]
-    assert [line.split(" | ")[1] for line in marked] == ["expectile_0.9", "delay_2"]
-    assert marked[0].endswith("] * |")
-    assert ["+0.40" in marked[0], "-0.30" in marked[1]] == [True, True]
-    assert any("| +0.00 [-0.11, +0.11] beside delay_2 |" in line for line in lines)
+    found = [
+        ("default", 0, 50), ("default", 1, 60), ("expectile_0.9", 0, 90), ("imitate_all", 0, 52),
+        ("imitate_all", 1, 58), ("delay_2", 0, 20), ("delay_2_trained", 0, 20),
+    ]  # fmt: skip
+    runs = [Run(name, seed, "fake_aloha", [], [Checkpoint(0, n, 100)]) for name, seed, n in found]
+    runs.append(Run("expectile_0.9", 0, "ogbench", [], [Checkpoint(0, 1, 2)]))
+    lines = [line.split(" | ") for line in ablations.table(runs).splitlines()[2:]]
+    table = {(task.strip("| "), option): cells for task, option, *cells in lines}
+    assert table["fake_aloha", "default"][0].startswith("0.55 [")
+    assert table["fake_aloha", "default"][-1] == table["cube_single", "expectile_0.9"][-1] == " |"  # nothing to compare
+    assert table["fake_aloha", "expectile_0.9"][-1].startswith("+0.40 [")  # 0.9 - 0.5: seed 1 is not there yet
+    assert table["fake_aloha", "imitate_all"][-1].startswith("+0.00 [")
+    assert [option for (_, option), cells in table.items() if "*" in cells[-1]] == ["expectile_0.9", "delay_2"]
+    assert table["fake_aloha", "delay_2"][-1].startswith("-0.30 [")
+    assert table["fake_aloha", "delay_2_trained"][-1] == "+0.00 [-0.11, +0.11] beside delay_2 |"
 
 
 @pytest.mark.parametrize(("task", "experiment"), ablations.EXPERIMENTS.items())
@@ -87,38 +83,42 @@ def test_every_method_on_cube_single_is_a_configuration_of_its_own():
     assert len(made) == len(cube_single.EVERY) == len(cube_single.METHODS) + len(cube_single.SAVINGS)
 
 
-def evaluation(step: int, rate: float, **more: object) -> dict[str, object]:
-    return {"step": step, "env_steps": 5 * step, "human_ticks": step, "success_rate": rate, **more}
-
-
 def rows(run) -> list[tuple]:
     return [(c.updates, c.successes, c.starts, c.best) for c in run.checkpoints]
 
 
-def test_checkpoints_of_a_learning_curve_are_counted_and_the_chosen_one_is_marked():
-    """In the common form: those on validation starts, then the chosen and the last one on reported starts."""
-    curve = [evaluation(step, rate, wall=9.0) for step, rate in ((0, 0.1), (20, 0.7), (40, 0.57))]
-    result = {"variant": "qc", "seed": 4, "curve": curve, "best": evaluation(20, 0.6), "last": evaluation(40, 0.5)}
-    run = learn_fake_aloha.as_run({**result, "wall": 9.0}, 100, "fake_aloha", ["agent.lr=0.1"])
+def test_the_best_checkpoint_is_chosen_on_validation_starts_and_marked(monkeypatch):
+    """Validation of every checkpoint comes first, then the chosen and the last one on reported starts."""
+    successes = {("a", 0): 1, ("a", 20): 7, ("a", 40): 5, (200, 0): 3, (400, 0): 2}
+
+    class Trained:
+        def __init__(self, name: Any, steps: list[int]) -> None:
+            self.name, self.steps = name, steps
+
+        def evaluate(self, step: int, n: int, starts: str = "reported", **more: Any) -> Checkpoint:
+            found = successes[self.name, step] - (starts == "reported")
+            return Checkpoint(**{"updates": step, "successes": found, "episodes": n, "starts": starts, **more})
+
+    def train(config, run, demos):
+        updates = run.name.rpartition("_")[2]
+        return Trained(int(updates), [0]) if run.name.startswith("bc") else Trained("a", [0, 20, 40])
+
+    monkeypatch.setattr(learning, "train", train)
+    monkeypatch.setattr(learn_fake_aloha, "BC_NORMALISERS", ("relative",))
+    monkeypatch.setattr(learn_fake_aloha, "BC_UPDATES", (200, 400))
+    args = argparse.Namespace(out=Path(), episodes=10, set=["agent.lr=0.1"], overrides=[])
+    run = learn_fake_aloha.online("qc", 4, Path(), args)
     assert (run.name, run.seed, run.experiment, run.settings) == ("qc", 4, "fake_aloha", ["agent.lr=0.1"])
     assert rows(run) == [
-        (0, 10, "validation", False), (20, 70, "validation", False), (40, 57, "validation", False),
-        (20, 60, "reported", True), (40, 50, "reported", False),
+        (0, 1, "validation", False), (20, 7, "validation", False), (40, 5, "validation", False),
+        (20, 6, "reported", True), (40, 4, "reported", False),
     ]  # fmt: skip
-    assert run.at("last") == run.checkpoints[-1]
-    same = learn_fake_aloha.as_run({**result, "best": result["last"], "wall": 9.0}, 100, "fake_aloha", [])
-    assert [row[::3] for row in rows(same)[3:]] == [(40, True)]
+    successes["a", 40] = 9
+    assert rows(learn_fake_aloha.online("qc", 4, Path(), args))[3:] == [(40, 8, "reported", True)]
     # Clones are counted by their updates of imitation.
-    more = {"actions": "relative", "wall": 1.0}
-    curve = [
-        evaluation(0, rate, updates=updates, reported=evaluation(0, rate + 0.1), **more)
-        for updates, rate in ((200, 0.3), (400, 0.2))
-    ]
-    best = curve[0]["reported"]
-    clone = {"variant": "bc", "seed": 0, "curve": curve, "best": best, "last": best, "wall": 2.0}
-    assert rows(learn_fake_aloha.as_run(clone, 100, "fake_aloha", [])) == [
-        (200, 30, "validation", False), (200, 40, "reported", True),
-        (400, 20, "validation", False), (400, 30, "reported", False),
+    assert rows(learn_fake_aloha.cloned(0, Path(), args)) == [
+        (200, 3, "validation", False), (200, 2, "reported", True),
+        (400, 2, "validation", False), (400, 1, "reported", False),
     ]  # fmt: skip
 
 
@@ -127,23 +127,21 @@ def test_the_humans_share_of_the_last_episodes_and_of_the_second_half_are_kept()
         {"env_steps": 50, "human_ticks": 45, "share": 0.9, "low": 0.8, "high": 1.0},
         {"env_steps": 100, "human_ticks": 50, "share": 0.2, "low": 0.1, "high": 0.3},
     ]
-    result = {"method": "rlpd-qc", "seed": 1, "curve": [evaluation(9, 0.25)], "people": people}
-    run = human_in_the_loop.as_run(result, 4, [])
     shares = {"human_share": 0.2, "human_share_low": 0.1, "human_share_high": 0.3, "later_share": pytest.approx(0.1)}
-    assert (run.figures, run.settings[0], run.checkpoints[0].successes) == (shares, "preset=rlpd-qc", 1)
+    assert human_in_the_loop.figures(people) == shares
     assert human_in_the_loop.later_share(people[:1]) == pytest.approx(0.9)
 
 
-def test_runs_made_another_way_are_not_mixed(tmp_path, monkeypatch):
+def test_runs_made_another_way_are_not_mixed(tmp_path):
     args, folder = argparse.Namespace(out=tmp_path, episodes=3, set=[]), tmp_path / "fake_aloha" / "expectile_0.9"
     for _ in range(2):
         assert ablations.folder("fake_aloha", "expectile_0.9", args, [7]) == folder
     with pytest.raises(SystemExit, match=naming(folder, 7, 8, "--out")):
         ablations.folder("fake_aloha", "expectile_0.9", args, [8])
-    (tmp_path / "plan.json").write_text("[100, []]")
-    monkeypatch.setattr(sys, "argv", ["x", "--out", str(tmp_path), "--set", "agent.lr=0.1"])
-    with pytest.raises(SystemExit, match=naming("[100, []]", '[100, ["agent.lr=0.1"]]', "--out")):
-        grasp_critic.main()
+    config, run = load_experiment("fake_aloha"), tmp_path / "ours"
+    run.with_name("ours.plan").write_text('["learner.max_steps: 12000 -> 7"]')
+    with pytest.raises(SystemExit, match=naming(run, "learner.max_steps", "[]", "--out")):
+        learning.train(config, run, [])
 
 
 def test_methods_are_what_they_are_called():
@@ -201,8 +199,8 @@ def test_what_is_asked_for_is_checked_before_anything_runs(capsys):
 ])  # fmt: skip
 def test_a_run_that_was_told_to_stop_is_not_finished(online, updates, env_steps, done):
     plan = argparse.Namespace(offline_steps=30, online_steps=online)
-    end = {"updates": updates, "env_steps": env_steps}
-    assert cube_single.finished([{"updates": 10, "env_steps": 0}, end], plan) is done
+    points = [Checkpoint(10, 0, 1, env_steps=0), Checkpoint(updates, 0, 1, env_steps=env_steps)]
+    assert cube_single.finished(points, plan) is done
     assert not cube_single.finished([], plan)
 
 

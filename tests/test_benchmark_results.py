@@ -18,9 +18,8 @@ from serl_chunk.types import DataError
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 import render_results
-from support import published_code, result_tables, results
-from support.documented_tables import TABLES
-from support.result_tables import Book, Column, Row, Table, Where
+from support import documented_tables, published_code, result_tables, results
+from support.result_tables import Table, Where
 from support.results import Checkpoint, Results, Run
 
 POINT = {"updates": 0, "successes": 3, "episodes": 10, "starts": "validation"}
@@ -34,10 +33,10 @@ RUN = {
 VALID = {"command": "learn.py --seeds 3", "commit": "0123456789ab", "transcribed": False, "runs": [RUN]}
 
 
-def book(folder: Path, runs: list[Run], **more: Any) -> Book:
-    """The results of one file, `some.json`."""
+def saved(folder: Path, runs: list[Run], **more: Any) -> str:
+    """The name of a results file of these runs, as tables have it."""
     (folder / "some.json").write_text(results.dumps(Results("c", "0123456", False, runs, **more)))
-    return Book(folder)
+    return str(folder / "some")
 
 
 def test_the_documents_tables_are_those_of_the_results():
@@ -46,38 +45,36 @@ def test_the_documents_tables_are_those_of_the_results():
 
 
 def test_every_results_file_is_shown_in_a_table():
-    shown = {
-        where.file
-        for table in TABLES.values()
-        for where in (table.where, *(r.where for r in table.rows), *(c.where for c in table.columns))
-    }
-    assert {file.stem for file in results.FOLDER.glob("*.json")} == shown - {""}
+    described = Path(documented_tables.__file__).read_text()
+    assert [file for file in results.FOLDER.glob("*.json") if f'"{file.stem}"' not in described] == []
 
 
-def test_a_figure_that_differs_is_found_and_rewritten(tmp_path: Path):
-    for name in render_results.documents():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(render_results.ROOT / name, tmp_path / name)
+def test_a_figure_that_differs_is_found_and_rewritten_and_every_table_has_its_marker(tmp_path: Path):
+    root = render_results.ROOT
+    shutil.copytree(root / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("figures"))
+    for name in ("README.md", "benchmarks/README.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(root / name, tmp_path / name)
     assert list(render_results.differences(tmp_path)) == []
     document = tmp_path / "docs" / "results.md"
     text = document.read_text()
     document.write_text(text.replace("58 % (48 .. 67)", "85 % (48 .. 67)"))
     [(path, _, made)] = render_results.differences(tmp_path)
     assert (path, made) == (document, text)
+    document.write_text(text.replace("<!-- results: going-online -->", ""))
+    with pytest.raises(DataError, match=naming("going-online", 0, "<!-- results: going-online -->")):
+        list(render_results.differences(tmp_path))
+    with pytest.raises(DataError, match=naming("nothing", "clones")):
+        result_tables.render("<!-- results: nothing -->\n<!-- end of results -->", documented_tables.TABLES)
 
 
-@pytest.mark.parametrize("marker", ["<!-- results: nothing -->\n<!-- end of results -->", ""])
-def test_markers_without_a_table_and_tables_without_a_marker_are_refused(marker: str):
-    table = Table("a.md", "seed", [Column("success", result_tables.percent)], [])
-    with pytest.raises(DataError, match=naming("a.md", "nothing" if marker else "ours")):
-        result_tables.render(marker, "a.md", {"ours": table}, Book())
-
-
-def test_a_row_without_a_run_is_refused(tmp_path: Path):
-    (tmp_path / "some.json").write_text(json.dumps(VALID))
-    table = Table("a.md", "", [Column("rate", result_tables.percent)], [Row("x", Where("some", "theirs"))])
-    with pytest.raises(DataError, match=naming("a.md", "'x'", "'theirs'")):
-        table.markdown(Book(tmp_path))
+def test_a_row_without_a_run_and_a_table_of_another_shape_are_refused(tmp_path: Path):
+    where = {"file": saved(tmp_path, [Run("ours", 0, "e", [], [Checkpoint(0, 1, 2)])])}
+    rows = "| seed | rate |\n|---|---|\n| x | |"
+    with pytest.raises(DataError, match=naming("some", "'x'", "'theirs'")):
+        Table([(result_tables.percent, {})], [{"run": "theirs"}], where).markdown("some", rows)
+    with pytest.raises(DataError, match=naming("some", (1, 1), (2, 1))):
+        Table([(result_tables.percent, {})], [{"run": "ours"}] * 2, where).markdown("some", rows)
 
 
 AT_POINT = "runs.0.checkpoints.0"
@@ -106,7 +103,7 @@ def test_a_field_that_is_not_what_it_must_be_is_named(path: str, value: Any, nam
         at = at[int(name) if name.isdigit() else name]
     at.pop(last) if value is ... else at.update({last: value})
     with pytest.raises(DataError, match=naming("results.json", *named)):
-        results.parse(changed, "results.json")
+        results.parse(changed, "results.json: ")
 
 
 def test_a_file_that_is_missing_or_no_json_is_named(tmp_path: Path):
@@ -131,11 +128,11 @@ def test_what_is_written_is_what_is_read(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_part_joins_the_others_and_runs_keep_their_commit(tmp_path: Path):
     file = tmp_path / "some.json"
-    book(tmp_path, [Run(name, 0, "e", [], [Checkpoint(0, 1, 2)]) for name in ("ours", "bc")], details={"record": 1})
-    both = results.add(file, Run("bc", 0, "e", [], [Checkpoint(9, 2, 2)]))
+    saved(tmp_path, [Run(name, 0, "e", [], [Checkpoint(0, 1, 2)]) for name in ("ours", "bc")], details={"record": 1})
+    both = results.write(file, [Run("bc", 0, "e", [], [Checkpoint(9, 2, 2)])], join=True)
     assert [(r.name, r.checkpoints[0].updates, r.commit) for r in both.runs] == [("ours", 0, "0123456"), ("bc", 9, "")]
-    assert results.add(file, None, {"plan": 2}).details == {"record": 1, "plan": 2}
-    assert results.read(file) == results.add(file, None)
+    assert results.write(file, [], details={"plan": 2}, join=True).details == {"record": 1, "plan": 2}
+    assert results.read(file) == results.write(file, [], join=True)
 
 
 @pytest.mark.parametrize(("seeds", "transcribed"), [((0, 1), True), ((0,), False)])
@@ -143,18 +140,19 @@ def test_a_file_is_transcribed_while_it_has_such_runs(tmp_path: Path, seeds: tup
     file = tmp_path / "results.json"
     runs = [Run("ours", seed, "e", [], [Checkpoint(0, 1, 2)]) for seed in seeds]
     file.write_text(results.dumps(Results("c", "0123456", True, runs, "From the table.")))
-    made = results.add(file, Run("ours", 0, "e", [], [Checkpoint(9, 2, 2)]))
+    made = results.write(file, [Run("ours", 0, "e", [], [Checkpoint(9, 2, 2)])], join=True)
     assert (made.transcribed, made.note) == (transcribed, "From the table." if transcribed else "")
 
 
 def test_results_of_unknown_or_changed_code_and_of_two_tasks_are_not_shown(tmp_path: Path):
     for commit in (results.UNKNOWN, "0123456-dirty"):
-        (tmp_path / "some.json").write_text(json.dumps({**VALID, "commit": commit}))
-        with pytest.raises(DataError, match=naming("some.json", "commit", commit)):
-            render_results.refuse_unknown_code(Book(tmp_path), tmp_path)
-    two = book(tmp_path, [Run("default", 0, name, [], [Checkpoint(0, 1, 2)]) for name in ("fake_aloha", "ogbench")])
-    with pytest.raises(DataError, match=naming("some", "'default'", "fake_aloha, ogbench")):
-        result_tables.interval(two, Where("some", "default"))
+        (tmp_path / f"{commit}.json").write_text(json.dumps({**VALID, "commit": commit}))
+        with pytest.raises(DataError, match=naming(f"{commit}.json", "commit", commit)):
+            render_results.refuse_unknown_code(tmp_path)
+        (tmp_path / f"{commit}.json").unlink()
+    two = saved(tmp_path, [Run("default", 0, name, [], [Checkpoint(0, 1, 2)]) for name in ("fake_aloha", "ogbench")])
+    with pytest.raises(DataError, match=naming("'default'", "fake_aloha, ogbench")):
+        result_tables.interval(Where(two, "default"))
 
 
 def test_checkpoints_are_found_by_updates_and_role_and_shown_with_seeds_and_episodes(tmp_path: Path):
@@ -162,11 +160,11 @@ def test_checkpoints_are_found_by_updates_and_role_and_shown_with_seeds_and_epis
     run = Run("ours", 0, "e", [], points)
     assert [run.at(which) for which in ("first", "last", "best", 8)] == [points[1], points[2], points[1], points[2]]
     assert (run.at(0), run.at(0, "validation")) == (None, points[0])
-    points = [Checkpoint(10, 9, 25), Checkpoint(25, 36, 50), Checkpoint(30, 25, 50)]
-    runs = [Run("qc", seed, "e", [], some) for seed, some in ((0, points), (0, points[2:]), (1, points[2:]))]
-    where, cell, shown = Where("some", "qc", also=((30, 25),)), result_tables.bare(50), book(tmp_path, runs)
-    texts = [cell(shown, Where(at=(at,)).under(where)) for at in (10, 30, 40)]
-    assert texts == ["36 (25 episodes)", "50 (72 at 25), 50; 50", ""]
+    points = [Checkpoint(10, 9, 25), Checkpoint(30, 25, 50)]
+    runs = [Run("qc", seed, "e", [], some) for seed, some in ((0, points), (0, points[1:]), (1, points[1:]))]
+    file = saved(tmp_path, runs)
+    texts = [result_tables.bare(50)(Where(file, "qc", at=(at,))) for at in (10, 30, 40)]
+    assert texts == ["36 (25 episodes)", "50, 50; 50", ""]
 
 
 @pytest.mark.parametrize(("words", "names", "named"), [

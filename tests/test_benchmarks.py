@@ -171,7 +171,7 @@ def test_gym_hils_operator_is_seen_and_the_cube_is_picked(tmp_path):
     last = result.checkpoints[-1]
     assert last.human_ticks > 100
     assert result.figures["episodes_with_intervention"] > 10
-    assert (last.episodes, result.figures["starts_repeat"]) == (50, 1)
+    assert last.episodes == 50
     assert last.rate >= 0.9
 
 

@@ -195,6 +195,8 @@ def test_make_has_the_targets_scripts_the_flags_and_pip_the_extras():
             assert re.search(rf"^{variable} \?=" if equals else rf"^{variable}:", makefile, re.MULTILINE), variable
     for words in (p.values[0] for p in commands_of("python")):
         source = (ROOT / words[0]).read_text()
+        for call, module in (("learning.parser(", "learning"), ("_parser(", "cli_args")):
+            source += (ROOT / "benchmarks" / "support" / f"{module}.py").read_text() if call in source else ""
         for flag in (w for w in words[1:] if w.startswith("--")):
             shared = flag == "--set" and "add_settings(" in source
             assert shared or f'add_argument("{flag}"' in source, flag

@@ -85,7 +85,6 @@ class Chromium:
         return self._dialogs
 
     def open(self, address: str) -> None:
-        """Go to a page."""
         self._driver.get(address)
 
     def js(self, code: str) -> Any:
@@ -106,7 +105,6 @@ class Chromium:
             time.sleep(0.02)
 
     def key(self, name: str, *, shift: bool = False) -> None:
-        """Press and release a key."""
         from selenium.webdriver import ActionChains, Keys
 
         pressed = getattr(Keys, KEYS[name]) if name in KEYS else name
@@ -119,5 +117,4 @@ class Chromium:
         chain.perform()
 
     def picture(self, path: Path) -> None:
-        """Write the window as a PNG file."""
         self._driver.get_screenshot_as_file(str(path))

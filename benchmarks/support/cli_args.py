@@ -1,4 +1,4 @@
-"""What the benchmarks of the fake tasks are asked for: names of rows, seeds, overrides, and the plan of a folder."""
+"""The command lines of benchmarks: options that many have, figures as JSON, and the plan of a folder of runs."""
 
 from __future__ import annotations
 
@@ -8,11 +8,20 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.config.loader import load_experiment
-from serl_chunk.config.overrides import difference, to_dict
-
 Setting = tuple[str, str]  # a field's path and its text, as `apply_overrides` takes them
+
+
+def make_parser(doc: str | None) -> argparse.ArgumentParser:
+    """Return a parser with a script's text and the option `--json` of `write_figures`."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    return parser
+
+
+def write_figures(args: argparse.Namespace, figures: Any) -> None:
+    """Write figures as JSON where `--json` names a file."""
+    if args.json:
+        args.json.write_text(json.dumps(figures, indent=1, default=float) + "\n")
 
 
 def add_settings(parser: argparse.ArgumentParser, what: str) -> None:
@@ -39,13 +48,6 @@ def chosen(parser: argparse.ArgumentParser, text: str, valid: Collection[str], n
     if unknown := [name for name in names if name not in valid]:
         parser.error(f"unknown {noun} {unknown[0]!r}; valid: {', '.join(valid)}; or all")
     return names
-
-
-def differing(config: ExperimentConfig, *, but: Sequence[str] = ()) -> list[str]:
-    """One line for every field in which `config` is not the packaged experiment of its name; `but`: of no account."""
-    packaged = to_dict(load_experiment(config.name))
-    lines = difference(json.loads(json.dumps(packaged)), json.loads(json.dumps(to_dict(config))))
-    return [line for line in lines if line.partition(":")[0] not in but]
 
 
 def keep_plan(file: Path, plan: Sequence[Any], made: Path) -> None:

@@ -18,7 +18,7 @@ from serl_chunk.robots.arms import aloha_arms
 from serl_chunk_robot.client.client import RobotClient, RobotError
 from support.lab_experiment import CLOSED, MEETING, meets, tips
 from support.simulated_operator import CLOSE, RATE, Aim, Belief, Pose, SimulatedOperator
-from support.virtual_mice import SOCKET, MouseReports, fake_hid, frame
+from support.virtual_mice import SOCKET, MouseReports, fake_hid, frame, frames
 
 TRANSLATION, ROTATION = 0.3, 1.5  # m/s and rad/s at full deflection: `device.translation` and `device.rotation`
 MEET, MISS, WATCH, HELP = "meet", "miss", "watch", "help"
@@ -144,13 +144,7 @@ class LabOperator:
             if self.state != "RUN":
                 self.task.done = None  # the next episode is another one
             hands = self._human.hands(due)
-            mice.sendall(
-                b"".join(
-                    frame(k, report)
-                    for k, (made, hand) in enumerate(zip(reports, hands, strict=True))
-                    for report in made.tick(hand.deflection, hand.buttons)
-                )
-            )
+            mice.sendall(frames(reports, hands))
             now = time.monotonic()
             if now - looked > LOOKS:
                 looked = now
@@ -190,5 +184,4 @@ def asked(screen: str, joints: np.ndarray | None) -> str | None:
 
 
 def kept(folder: Path) -> int:
-    """Count the episodes in a folder."""
     return len(list(folder.glob("*.hdf5")))

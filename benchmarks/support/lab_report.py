@@ -23,8 +23,6 @@ SCALE = 3  # pixels of a picture for one of the camera's
 
 
 class Stage(NamedTuple):
-    """A stage and what it showed."""
-
     name: str
     shown: str
     seconds: float

@@ -5,13 +5,12 @@ All moments are of this machine's monotonic clock, s. The mouse has the first ar
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -220,16 +219,3 @@ def braking_of(at: float, moments: np.ndarray, points: np.ndarray) -> Braking:
     after = moments[index - 1 :] - at
     return Braking(most, float(after[began]), float(after[stopped]), float(way.max() - way[-1]),
                    float(after[min(settled, len(after) - 1)]))  # fmt: skip
-
-
-@contextlib.contextmanager
-def mouse_cell(
-    folder: Path, ports: tuple[int, int], environment: Mapping[str, str], settings: Sequence[str] = (),
-    server: Sequence[str] = SERVER,
-) -> Iterator[MouseCell]:  # fmt: skip
-    """A MouseCell that ends what it started."""
-    made = MouseCell(folder, ports, environment, settings, server)
-    try:
-        yield made
-    finally:
-        made.close()

@@ -96,7 +96,6 @@ class SimulatedOperator:
         self._rests_until = 0.0  # no hand is on a mouse in a break
 
     def run(self, ended: Callable[[], bool]) -> None:
-        """Operate until `ended`."""
         with contextlib.suppress(AttributeError, OSError):  # a human needs no processor
             os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
         due, tick = monotonic(), 0
@@ -149,7 +148,6 @@ class SimulatedOperator:
             self._read_screen(now, runs)
 
     def _hold(self, now: float) -> None:
-        """Move both mice."""
         if self._since is None:
             self._since, self._speeds = now, np.zeros((2, 3))
         self._moved.append((now, self._speeds * (now - self._held_at)))

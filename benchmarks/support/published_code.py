@@ -19,21 +19,16 @@ _SMALL: dict[str, Any] = {"actor_hidden_dims": [256, 256], "value_hidden_dims": 
 
 
 class Contestant(NamedTuple):
-    """What is changed of a published agent's configuration, and how its curve is drawn."""
+    """What is changed of a published agent's configuration."""
 
-    label: str
     agent: str
     options: dict[str, Any]
-    color: str
 
 
 CONTESTANTS = {
-    "published-qc": Contestant(
-        "published code, QC, best of 8", "acfql", {**_SMALL, "actor_type": "best-of-n", "actor_num_samples": 8},
-        "#1f77b4",
-    ),
-    "published-qc-fql": Contestant("published code, QC-FQL, alpha 300", "acfql", {**_SMALL, "alpha": 300.0}, "#2ca02c"),
-}  # fmt: skip
+    "published-qc": Contestant("acfql", {**_SMALL, "actor_type": "best-of-n", "actor_num_samples": 8}),
+    "published-qc-fql": Contestant("acfql", {**_SMALL, "alpha": 300.0}),
+}
 
 
 def check(parser: argparse.ArgumentParser, names: list[str], args: argparse.Namespace) -> None:

@@ -30,19 +30,6 @@ from serl_chunk.types import STATE, ChunkBatch, DataError, RobotSpec
 Arrays = dict[str, np.ndarray]
 
 
-# What a case's configuration may leave out: the published defaults.
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "acfql": {"num_qs": 2, "alpha": 100.0, "flow_steps": 10, "actor_type": "distill-ddpg", "actor_num_samples": 32,
-              "use_fourier_features": False, "fourier_feature_dim": 64, "weight_decay": 0.0},
-    "acrlpd": {"num_qs": 10, "bc_alpha": 0.0, "target_entropy": None, "target_entropy_multiplier": 0.5,
-               "init_temp": 1.0},
-}  # fmt: skip
-DEFAULTS_OF_BOTH = {
-    "lr": 3e-4, "tau": 0.005, "discount": 0.99, "q_agg": "mean", "layer_norm": True, "actor_layer_norm": False,
-    "actor_hidden_dims": (512,) * 4, "value_hidden_dims": (512,) * 4, "action_chunking": True, "encoder": None,
-}  # fmt: skip
-
-
 # What an agent's configuration has under the same name, and what makes a value of it of one that was read.
 _SHARED: dict[str, Callable[[Any], Any]] = {
     "lr": float, "tau": float, "num_qs": int, "layer_norm": bool, "q_agg": lambda v: "min" if v == "min" else "mean",
@@ -78,9 +65,9 @@ class Case:
             self.arrays: Arrays = {k: np.asarray(v) for k, v in data.items()}
         if self.kind not in ("acfql", "acrlpd"):
             raise DataError(f"{file}: agent {self.kind!r}; this compares acfql and acrlpd")
-        self.config: dict[str, Any] = DEFAULTS_OF_BOTH | DEFAULTS[self.kind] | given
-        if self.config["encoder"] not in (None, "None", "none", ""):
-            raise DataError(f"{file}: encoder={self.config['encoder']}: its image encoders are not ours")
+        self.config = given
+        if given.get("encoder") not in (None, "None", "none", ""):
+            raise DataError(f"{file}: encoder={given['encoder']}: its image encoders are not ours")
         self.horizon = int(self.config["horizon_length"])
         self.chunked = bool(self.config.get("action_chunking", True))
         self.steps = self.horizon if self.chunked else 1  # of a chunk

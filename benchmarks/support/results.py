@@ -7,7 +7,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +17,6 @@ from serl_chunk.version import version_info
 FOLDER = Path(__file__).resolve().parents[1] / "results"
 COMMIT = re.compile(r"[0-9a-f]{7,40}(-dirty)?")
 UNKNOWN = "unknown"  # written where the package does not run from a git checkout; refused in FOLDER
-STARTS = ("validation", "reported")
 # Read when a command starts: the checkout may have moved on by the time that its results are written.
 _CODE = version_info().commit or UNKNOWN
 # What changes between runs of one command and says nothing about its results.
@@ -98,6 +97,51 @@ class Results:
     details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
+def _is_commit(text: str) -> bool:
+    return bool(COMMIT.fullmatch(text)) or text == UNKNOWN
+
+
+_COMMIT = "expected 7 to 40 hex digits of a commit. Name the one that ran."
+_RULES: dict[type, list[tuple[Callable[[Any], Any], str]]] = {
+    Checkpoint: [
+        (
+            lambda c: 0 <= c.successes <= c.episodes > 0,
+            "successes: {0.successes} of {0.episodes}, expected 0 to episodes, of at least one. Correct the counts.",
+        ),
+        (lambda c: c.updates >= 0, "updates: {0.updates}, expected 0 or more. Correct the count."),
+        (lambda c: (c.env_steps or 0) >= 0, "env_steps: {0.env_steps}, expected 0 or more. Correct the count."),
+        (lambda c: (c.human_ticks or 0) >= 0, "human_ticks: {0.human_ticks}, expected 0 or more. Correct the count."),
+        (
+            lambda c: c.starts in ("validation", "reported"),
+            "starts: {0.starts!r}, expected validation or reported. Correct it.",
+        ),
+    ],
+    Run: [
+        (lambda r: r.checkpoints, "checkpoints: [], expected at least one evaluation. Leave out a run without any."),
+        (lambda r: not r.commit or _is_commit(r.commit), "commit: {0.commit!r}, " + _COMMIT),
+    ],
+    Results: [
+        (lambda r: r.runs or r.details, "runs: [], expected at least one run. Run the benchmark with --json."),
+        (lambda r: _is_commit(r.commit), "commit: {0.commit!r}, " + _COMMIT),
+        (lambda r: not r.published or _is_commit(r.published), "published: {0.published!r}, " + _COMMIT),
+    ],
+}
+_ITEMS: dict[str, type] = {"runs": Run, "checkpoints": Checkpoint}  # of these fields
+_KINDS: dict[str, tuple[Any, str]] = {
+    "str": (str, "a string"),
+    "int": (int, "a whole number"),
+    "float": ((int, float), "a number"),
+    "bool": (bool, "true or false"),
+    "Sequence": (list, "a list"),
+    "Mapping": (dict, "an object"),
+}
+
+
+def _required(kind: type, name: str) -> bool:
+    field = kind.__dataclass_fields__[name]
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
 def read(path: Path) -> Results:
     """Read and check a results file. Raises DataError, which names the field."""
     try:
@@ -107,97 +151,45 @@ def read(path: Path) -> Results:
         raise DataError(f"{path}: no such results file (there are: {names}). Run its benchmark with --json.") from None
     except json.JSONDecodeError as e:
         raise DataError(f"{path}: no JSON ({e}). Write it with a benchmark's --json.") from None
-    return parse(value, str(path))
+    return parse(value, f"{path}: ")
 
 
-def parse(value: Any, where: str) -> Results:
-    """Check a results file's content and return it. Raises DataError, which names the field."""
-    fields = _fields(value, where, Results, optional=("note", "published", "details"))
-    _is(fields["command"], str, f"{where}: command", "the command that ran, from benchmarks/ on")
-    _is_commit(fields["commit"], f"{where}: commit")
-    _is(fields["transcribed"], bool, f"{where}: transcribed", "true or false")
-    if "published" in fields:
-        _is_commit(fields["published"], f"{where}: published")
-    _is(fields["runs"], list, f"{where}: runs", "a list of runs")
-    if not fields["runs"] and not fields.get("details"):
-        raise DataError(f"{where}: runs: [], expected at least one run. Run the benchmark with --json.")
-    runs = [_run(run, f"{where}: runs[{i}]") for i, run in enumerate(fields["runs"])]
-    return Results(**{**fields, "runs": runs})
-
-
-def _run(value: Any, where: str) -> Run:
-    fields = _fields(value, where, Run, optional=("figures", "commit"))
-    for name in ("name", "experiment"):
-        _is(fields[name], str, f"{where}.{name}", "a string")
-    _is(fields["seed"], int, f"{where}.seed", "a whole number")
-    _is(fields["settings"], list, f"{where}.settings", "a list of strings, empty for the experiment as packaged")
-    _is(fields["checkpoints"], list, f"{where}.checkpoints", "a list of evaluations")
-    if not fields["checkpoints"]:
-        raise DataError(f"{where}.checkpoints: [], expected at least one evaluation. Leave out a run without any.")
-    if "commit" in fields:
-        _is_commit(fields["commit"], f"{where}.commit")
-    checkpoints = [_checkpoint(c, f"{where}.checkpoints[{i}]") for i, c in enumerate(fields["checkpoints"])]
-    return Run(**{**fields, "checkpoints": checkpoints})
-
-
-def _checkpoint(value: Any, where: str) -> Checkpoint:
-    optional = ("starts", "env_steps", "human_ticks", "wall", "best", "note")
-    fields = _fields(value, where, Checkpoint, optional=optional)
-    for name in ("updates", "successes", "episodes", "env_steps", "human_ticks"):
-        if name in fields:
-            _is(fields[name], int, f"{where}.{name}", "a whole number")
-            if fields[name] < 0:
-                raise DataError(f"{where}.{name}: {fields[name]}, expected 0 or more. Correct the count.")
-    if not 0 <= fields["successes"] <= fields["episodes"] or fields["episodes"] == 0:
-        raise DataError(
-            f"{where}.successes: {fields['successes']} of {fields['episodes']} episodes, expected 0 to episodes, of at "
-            "least one. Correct the counts."
-        )
-    if fields.get("starts", STARTS[-1]) not in STARTS:
-        raise DataError(f"{where}.starts: {fields['starts']!r}, expected {' or '.join(STARTS)}. Correct it.")
-    return Checkpoint(**fields)
-
-
-def _fields(value: Any, where: str, kind: type, optional: Collection[str]) -> dict[str, Any]:
-    """Return `value` with all fields of `kind` but the optional ones, and no others. Raises DataError."""
-    _is(value, dict, where, "an object")
-    known = [f.name for f in dataclasses.fields(kind)]
-    required = [name for name in known if name not in optional]
+def parse(value: Any, where: str, kind: type = Results) -> Any:
+    """Check what a results file holds and return it as `kind`. Raises DataError with `where` and the field."""
+    if not isinstance(value, dict):
+        raise DataError(f"{where.rstrip('.: ')}: {value!r:.60}, expected an object. Correct it.")
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    required = [name for name in fields if _required(kind, name)]
     for name in value:
-        if name not in known:
-            raise DataError(f"{where}.{name}: no field of a results file (valid: {', '.join(known)}). Remove it.")
+        if name not in fields:
+            raise DataError(f"{where}{name}: no field of a results file (valid: {', '.join(fields)}). Remove it.")
     for name in required:
         if name not in value:
-            raise DataError(f"{where}: {name} is missing (required: {', '.join(required)}). Add it.")
-    return dict(value)
+            raise DataError(f"{where}{name} is missing (required: {', '.join(required)}). Add it.")
+    made = dict(value)
+    for name, content in value.items():
+        types, valid = _KINDS[str(fields[name].type).partition("[")[0].partition(" ")[0]]
+        if not isinstance(content, types) or (isinstance(content, bool) and types is not bool):
+            raise DataError(f"{where}{name}: {content!r:.60}, expected {valid}. Correct it.")
+        if name in _ITEMS:
+            made[name] = [parse(item, f"{where}{name}[{i}].", _ITEMS[name]) for i, item in enumerate(content)]
+    item = kind(**made)
+    for holds, problem in _RULES[kind]:
+        if not holds(item):
+            raise DataError(where + problem.format(item))
+    return item
 
 
-def _is(value: Any, kind: type, where: str, valid: str) -> None:
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise DataError(f"{where}: {value!r:.60}, expected {valid}. Correct it.")
-
-
-def _is_commit(value: Any, where: str) -> None:
-    if not (isinstance(value, str) and (COMMIT.fullmatch(value) or value == UNKNOWN)):
-        raise DataError(f"{where}: {value!r}, expected 7 to 40 hex digits of a commit. Name the one that ran.")
-
-
-def to_json(results: Results) -> dict[str, Any]:
+def to_json(item: Any) -> dict[str, Any]:
     """Return what `parse` reads, without fields at their defaults."""
-
-    def plain(item: Any, required: Sequence[str]) -> dict[str, Any]:
-        out = {}
-        for field in dataclasses.fields(item):
-            value = getattr(item, field.name)
-            if field.name in required or not (value is None or value is False or value == "" or value == {}):
-                out[field.name] = value
-        return out
-
-    runs = []
-    for run in results.runs:
-        checkpoints = [plain(c, ("updates", "successes", "episodes", "starts")) for c in run.checkpoints]
-        runs.append({**plain(run, ("name", "seed", "experiment", "settings")), "checkpoints": checkpoints})
-    return {**plain(results, ("command", "commit", "transcribed")), "runs": runs}
+    out = {}
+    for field in dataclasses.fields(item):
+        value = getattr(item, field.name)
+        if field.name in _ITEMS:
+            value = [to_json(one) for one in value]
+        if _required(type(item), field.name) or not (value is None or value is False or value in ("", {})):
+            out[field.name] = value
+    return out
 
 
 def dumps(results: Results) -> str:
@@ -219,24 +211,25 @@ def command_line() -> str:
     return shlex.join(words)
 
 
-def write(path: Path, runs: Iterable[Run], *, published: str = "", details: Mapping[str, Any] | None = None) -> None:
-    """Write the results of this process's command, with the commit it runs from."""
-    results = Results(command_line(), _CODE, False, list(runs), published=published, details=details or {})
-    parse(to_json(results), str(path))
-    path.write_text(dumps(results))
+def write(
+    path: Path,
+    runs: Iterable[Run],
+    *,
+    published: str = "",
+    details: Mapping[str, Any] | None = None,
+    join: bool = False,
+) -> Results:
+    """Write the results of this process's command, with the commit it runs from, and return the file's content.
 
-
-def add(path: Path, run: Run | None, details: Mapping[str, Any] | None = None) -> Results:
-    """Write one run or further details next to what a results file has, and return all.
-
-    A run of the same name and seed is replaced. Other runs keep their commit, and transcribed ones keep the file's
-    `transcribed` and `note`.
+    Args:
+        join: write next to what the file has. A run of the same name and seed is replaced, other runs keep their
+            commit, and transcribed ones keep the file's `transcribed` and `note`.
     """
-    made = Results(command_line(), _CODE, False, [] if run is None else [run], details=details or {})
-    if path.exists():
-        there = read(path)
-        others = [r for r in there.runs if run is None or (r.name, r.seed) != (run.name, run.seed)]
-        kept = [(r, r.commit or there.commit) for r in others]
+    made = Results(command_line(), _CODE, False, list(runs), published=published, details=details or {})
+    if join and path.exists():
+        there, renewed = read(path), {(run.name, run.seed) for run in made.runs}
+        others = [run for run in there.runs if (run.name, run.seed) not in renewed]
+        kept = [(run, run.commit or there.commit) for run in others]
         made = dataclasses.replace(
             made,
             runs=[*(dataclasses.replace(r, commit="" if c == _CODE else c) for r, c in kept), *made.runs],
@@ -244,13 +237,7 @@ def add(path: Path, run: Run | None, details: Mapping[str, Any] | None = None) -
             note=there.note if others else "",
             details={**there.details, **made.details},
         )
-    parse(to_json(made), str(path))
-    path.write_text(dumps(made))
+    text = dumps(made)
+    parse(json.loads(text), f"{path}: ")
+    path.write_text(text)
     return made
-
-
-def checkpoint(point: Mapping[str, Any], episodes: int, starts: str = "reported", **more: Any) -> Checkpoint:
-    """Return one evaluation of a checkpoint (learn_fake_aloha.py's `evaluate_checkpoint`) in the common form."""
-    fields = {name: point[name] for name in ("env_steps", "human_ticks", "wall") if name in point}
-    updates = int(more.pop("updates", point["step"]))
-    return Checkpoint(updates, round(point["success_rate"] * episodes), episodes, starts, **fields, **more)

@@ -8,12 +8,13 @@ are of this machine's monotonic clock, s.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,11 +22,12 @@ import numpy as np
 import zmq
 
 from serl_chunk.devices.recorded import save_interventions
-from serl_chunk_robot.client.client import RobotClient, RobotError
+from serl_chunk_robot.client.client import Keys, RobotClient, RobotError
 from serl_chunk_robot.drivers.fake import HOME, viperx_arms
 from serl_chunk_robot.robot_file.profiles import built_in
 from serl_chunk_robot.safety.motion import stopping_distance
 from serl_chunk_robot.wire import arrays
+from serl_chunk_robot.wire.curve import Pair
 from serl_chunk_robot.wire.protocol import MAX_STATE, STATE_PORT
 from serl_chunk_robot.wire.sockets import connect, make_socket
 
@@ -33,6 +35,7 @@ HERE, J = "127.0.0.1", 14
 COMMAND = ("-m", "serl_chunk")
 SERVER = (*COMMAND, "robot")
 VALIDITY = 0.08  # s, of a command at 50 Hz
+P50, MOST = 0.015, 0.060  # s beyond it, within which a robot brakes
 STOPPED_FOR = 5.0  # s between SIGSTOP and SIGCONT
 WATCHED_FOR = 2.0  # s after SIGCONT
 IN_MOTION = 0.1  # rad/s
@@ -109,6 +112,19 @@ def press_on(operator: RobotClient, state: Mapping[str, Any]) -> None:
         elif state.get("state") == "HELD" and state["controller"]:
             lease = {name: state[name] for name in ("controller", "process")}
             operator.request("go", generation=state["generation"], **lease)
+
+
+def make_keys(folder: Path) -> dict[str, Keys]:
+    """Make a folder of keys; returns those of the operator and the actor."""
+    server, clients = Pair.new(), {"operator": Pair.new(), "actor": Pair.new()}
+    (folder / "allowed").mkdir(mode=0o700, parents=True)
+    folder.chmod(0o700)
+    files = {f"allowed/{name}.json": {"public": pair.public} for name, pair in clients.items()}
+    files["allowed/operator.json"]["role"] = "operator"
+    for name, values in {**files, "server.json": {"public": server.public, "secret": server.secret}}.items():
+        (folder / name).write_text(json.dumps(values))
+        (folder / name).chmod(0o600)
+    return {name: Keys(server.public, pair) for name, pair in clients.items()}
 
 
 def recording(path: Path, episodes: int) -> None:
@@ -309,13 +325,3 @@ class Cell:
             bool((travel <= bound + 1e-9).all()), int((targets[still:] != targets[still]).any(axis=1).sum()),
             str(after[0]["word"]), str(states[-1]["word"]),
         )  # fmt: skip
-
-
-@contextlib.contextmanager
-def cell(folder: Path, ports: tuple[int, int], episodes: int, environment: Mapping[str, str]) -> Iterator[Cell]:
-    """A Cell that ends what it started."""
-    made = Cell(folder, ports, episodes, environment)
-    try:
-        yield made
-    finally:
-        made.close()

@@ -70,9 +70,7 @@ class Belief(NamedTuple):
 class Task(Protocol):
     """What the operator wants to do."""
 
-    def begin(self, belief: Belief) -> None:
-        """Begin an attempt."""
-        ...
+    def begin(self, belief: Belief) -> None: ...
 
     def decide(self, belief: Belief) -> tuple[Aim, Aim] | None:
         """Return what the left and the right hand are to do; None: both are off their mice."""

@@ -41,7 +41,6 @@ class TransferCube:
         self._enter("lift" if held(belief) else "reach", belief)
 
     def decide(self, belief: Belief) -> tuple[Aim, Aim]:
-        """Return what both hands are to do."""
         after = getattr(self, "_after_" + self.phase)(belief)
         if after is not None:
             self._enter(after, belief)

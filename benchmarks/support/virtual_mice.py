@@ -12,7 +12,7 @@ from __future__ import annotations
 import socketserver
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +54,13 @@ class MouseReports:
 
 
 def frame(mouse: int, report: bytes) -> bytes:
-    """Write a report for the socket."""
     return bytes((mouse, len(report))) + report
+
+
+def frames(mice: Sequence[MouseReports], hands: Sequence[Any]) -> bytes:
+    """Write what both mice report in 8 ms, held as `hands` (`simulated_operator.Hand`)."""
+    held = zip(mice, hands, strict=True)
+    return b"".join(frame(k, r) for k, (mouse, hand) in enumerate(held) for r in mouse.tick(*hand))
 
 
 def serve(mice: Any, path: Path) -> None:

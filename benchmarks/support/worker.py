@@ -32,7 +32,6 @@ class Worker:
         self._answers = os.fdopen(self._up)
 
     def __call__(self, method: str, **arguments: Any) -> Any:
-        """Call a method and wait for its result."""
         self.start(method, **arguments)
         return self.result()
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from contextlib import closing
 
 import numpy as np
 import pytest
-from mouse_cell import ARM, FULL, MouseCell, mouse_cell
+from mouse_cell import ARM, FULL, MouseCell
 from ports import free_port as port_of_learner
 from robot_process import MAIN
 from robot_served import free_port, wait
@@ -29,7 +30,7 @@ QUICK = 0.2  # s: a pause within an intervention
 def cell(tmp_path_factory) -> Iterator[MouseCell]:
     settings = [f"--config.device.hold_s={HOLDS}"]
     folder, ports = tmp_path_factory.mktemp("cell"), (free_port(), port_of_learner())
-    with mouse_cell(folder, ports, os.environ, settings, ("-c", MAIN.format(gap=1.0))) as cell:
+    with closing(MouseCell(folder, ports, os.environ, settings, ("-c", MAIN.format(gap=1.0)))) as cell:
         cell.begin()
         yield cell
 

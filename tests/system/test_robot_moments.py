@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from ports import free_port as port_of_learner
-from robot_moments import HERE, STOOD_STILL, VALIDITY, Moment, cell
+from robot_moments import HERE, STOOD_STILL, VALIDITY, Cell, Moment
 from robot_served import free_port
 
 from serl_chunk_robot.client.client import RobotClient
@@ -21,7 +22,7 @@ def test_a_robot_whose_actor_dies_or_stands_still_brakes_and_stays(tmp_path: Pat
     """Times are not judged: `benchmarks/robot_stops.py` measures them on a quiet machine."""
     done: list[Moment] = []
     port = free_port()
-    with cell(tmp_path, (port, port_of_learner()), 3 * len(MOMENTS), os.environ) as robot:
+    with closing(Cell(tmp_path, (port, port_of_learner()), 3 * len(MOMENTS), os.environ)) as robot:
         robot.start()
         robot.learn()
         robot.act()

@@ -52,7 +52,6 @@ class Plain(flax.struct.PyTreeNode):
         return self.modules.apply({"params": self.params if params is None else params}, *inputs, name=name)
 
     def draws(self, key: jax.Array, batch: int) -> Draws:
-        """The random numbers of one update."""
         raise NotImplementedError
 
     def next_chunk(self, observations: jax.Array, draws: Draws) -> jax.Array:
@@ -60,7 +59,6 @@ class Plain(flax.struct.PyTreeNode):
         raise NotImplementedError
 
     def policy_loss(self, params: Any, batch: Batch, draws: Draws) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """The policy's part of the loss."""
         raise NotImplementedError
 
     def critic_loss(self, params: Any, batch: Batch, draws: Draws) -> jax.Array:
@@ -91,7 +89,6 @@ class Plain(flax.struct.PyTreeNode):
 
     @jax.jit
     def update(self, batch: Batch) -> tuple[Plain, dict[str, jax.Array]]:
-        """One update on a batch."""
         rng, key = jax.random.split(self.rng)
         return self.replace(rng=rng).step(batch, self.draws(key, len(batch["mask"])))
 

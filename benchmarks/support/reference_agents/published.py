@@ -19,7 +19,7 @@ from support.reference_agents.batches import (
     random_observations,
     returns,
 )
-from support.reference_agents.stopwatch import Stopwatch, peak_megabytes
+from support.reference_agents.stopwatch import Contestant
 
 BATCHES = 4
 # preset -> (module, class, options): the recipes of the repository's README
@@ -31,7 +31,7 @@ RECIPES: dict[str, tuple[str, str, dict[str, Any]]] = {
 OPTIONS = {"flow.steps": "flow_steps", "target_candidates": "actor_num_samples"}  # our names and theirs
 
 
-class PublishedContestant:
+class PublishedContestant(Contestant):
     """One jitted update a call, as its training loop does."""
 
     def open(
@@ -54,16 +54,7 @@ class PublishedContestant:
         self.agent = getattr(code, name).create(0, *example, config)
         self.batches = [_chunks(i, batch) for i in range(BATCHES)]
         self.observations = random_observations(64)
-        self.watch = Stopwatch(self._update, self._decide)
-
-    def updates(self, seconds: float) -> dict[str, list[float]]:
-        return self.watch.updates(seconds)
-
-    def decisions(self, seconds: float) -> dict[str, list[float]]:
-        return self.watch.decisions(seconds)
-
-    def memory(self) -> float:
-        return peak_megabytes()
+        self.compile()
 
     def _update(self, i: int) -> int:
         self.agent, info = self.agent.update(self.batches[i % BATCHES])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from serl_chunk.agents.base import Agent
-from serl_chunk.agents.registry import IMPLEMENTATIONS
+from serl_chunk.agents.registry import builder_of
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import AgentState
 from serl_chunk.config.agents.acfql import AcfqlConfig
@@ -39,7 +37,7 @@ from support.reference_agents.batches import (
     random_observations,
     returns,
 )
-from support.reference_agents.stopwatch import Stopwatch, peak_megabytes
+from support.reference_agents.stopwatch import Contestant
 
 CHECKED_UPDATES = 3
 BATCHES = 4  # different ones that go round
@@ -80,13 +78,11 @@ def plain_setting(preset: str, config: AgentConfig) -> Setting:
     c = config
     if c.agent_name == "acrlpd":
         return Setting(preset, c.actor_hidden_dims, c.num_qs, bc_alpha=c.bc_alpha)
-    return Setting(preset, c.actor_hidden_dims, c.num_qs, c.actor_num_samples, c.flow_steps, c.alpha)
+    return Setting(preset, c.actor_hidden_dims, c.num_qs, c.candidates, c.flow_steps, c.alpha)
 
 
-class _Contestant:
+class _Contestant(Contestant):
     """Counts compilations."""
-
-    watch: Stopwatch
 
     def __init__(self) -> None:
         self.compiled = 0
@@ -103,15 +99,6 @@ class _Contestant:
         """Compilations since `settled`."""
         return self.compiled
 
-    def updates(self, seconds: float) -> dict[str, list[float]]:
-        return self.watch.updates(seconds)
-
-    def decisions(self, seconds: float) -> dict[str, list[float]]:
-        return self.watch.decisions(seconds)
-
-    def memory(self) -> float:
-        return peak_megabytes()
-
 
 class PlainContestant(_Contestant):
     """reference_agents/agents.py, one update a call."""
@@ -126,13 +113,12 @@ class PlainContestant(_Contestant):
         batch: int = BATCH,
         changes: dict[str, Any] | None = None,
     ) -> None:
-        """Build the agent, and compile."""
         setting = plain_setting(preset, experiment_agent(preset, hidden, layers, **(changes or {})))
         self.setting = setting
         self.agent = create(setting)
         self.batches = [_published_layout(random_batch(i, batch)) for i in range(BATCHES)]
         self.observations = random_observations(64)
-        self.watch = Stopwatch(self._update, self._decide)
+        self.compile()
 
     def losses(self) -> list[dict[str, float]]:
         """Parts of the loss over the first updates of a fresh agent, with injected draws."""
@@ -180,7 +166,7 @@ class OurContestant(_Contestant):
 
     def _open(self, config: AgentConfig, batch: int, per_call: int) -> None:
         self.config = config
-        self.agent = make(config)
+        self.agent = builder_of(config)(config, AgentSpec(STATE, ACTION, HORIZON, HORIZON, (), DISCOUNT))
         self.raw = [random_batch(i, batch) for i in range(BATCHES)]
         windows = [_windows(b) for b in self.raw]
         self.per_call = per_call
@@ -190,7 +176,7 @@ class OurContestant(_Contestant):
         self.state = self._fresh()
         # A snapshot of its own: updates donate the state.
         self.acting = jax.jit(self.agent.policy_params)(self.state)
-        self.watch = Stopwatch(self._update, self._decide, warm=1)
+        self.compile(1)
 
     def _fresh(self) -> AgentState:
         state = jax.jit(self.agent.init)(jax.random.key(0))
@@ -199,7 +185,6 @@ class OurContestant(_Contestant):
         return state
 
     def losses(self) -> list[dict[str, float]]:
-        """As the plain contestant's."""
         state, out = self._fresh(), []
         step = jax.jit(self.agent.step)
         for i in range(CHECKED_UPDATES):
@@ -223,15 +208,7 @@ class RecipeContestant(OurContestant):
     """The experiment `ogbench` as it is: our own recipe, at sizes of its own."""
 
     def open(self, batch: int = BATCH, per_call: int = 4) -> None:  # type: ignore[override]
-        """Build the agent, and compile."""
         self._open(load_experiment("ogbench").agent, batch, per_call)
-
-
-def make(config: AgentConfig) -> Agent:
-    """The agent of a configuration at the published sizes."""
-    module, name = IMPLEMENTATIONS[type(config)]
-    build: Callable[..., Agent] = getattr(importlib.import_module(module), name)
-    return build(config, AgentSpec(STATE, ACTION, HORIZON, HORIZON, (), DISCOUNT))
 
 
 def with_parameters(state: AgentState, plain: Plain) -> AgentState:

@@ -1,4 +1,4 @@
-"""Times of single calls. Needs the standard library only, in any interpreter."""
+"""What all contestants of updates.py have. Needs the standard library only, in any interpreter."""
 
 from __future__ import annotations
 
@@ -7,46 +7,41 @@ import time
 from collections.abc import Callable
 
 
-class Stopwatch:
-    """Times `update(i)`, which says how many updates it made, and `decide(i)`; calls both `warm` times to compile."""
+class Contestant:
+    """Updates and decisions of an agent, timed call by call, in a process of its own."""
 
-    def __init__(self, update: Callable[[int], int], decide: Callable[[int], None], warm: int = 2) -> None:
-        self._update, self._decide = update, decide
-        for i in range(warm):
-            update(i)
-            decide(i)
+    def _update(self, i: int) -> int:
+        """Make updates, and return how many."""
+        raise NotImplementedError
+
+    def _decide(self, i: int) -> None:
+        raise NotImplementedError
+
+    def compile(self, times: int = 2) -> None:
+        """Make the first calls, which compile."""
+        for i in range(times):
+            self._update(i)
+            self._decide(i)
 
     def updates(self, seconds: float) -> dict[str, list[float]]:
         """Milliseconds per update, of every call within `seconds`: on the clock, and of processor time."""
         return _timed(self._update, seconds)
 
     def decisions(self, seconds: float) -> dict[str, list[float]]:
-        """Milliseconds per decision."""
+        return _timed(lambda i: self._decide(i) or 1, seconds)
 
-        def one(i: int) -> int:
-            self._decide(i)
-            return 1
-
-        return _timed(one, seconds)
+    def memory(self) -> float:
+        """The most megabytes this process has had, its compilations included."""
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def _timed(call: Callable[[int], int], seconds: float) -> dict[str, list[float]]:
     out: dict[str, list[float]] = {"ms": [], "cpu_ms": []}
     begin, i = time.perf_counter(), 0
     while not i or time.perf_counter() - begin < seconds:
-        start, busy = time.perf_counter(), _processor_seconds()
+        start, busy = time.perf_counter(), time.process_time()
         count = call(i)
         out["ms"].append(1e3 * (time.perf_counter() - start) / count)
-        out["cpu_ms"].append(1e3 * (_processor_seconds() - busy) / count)
+        out["cpu_ms"].append(1e3 * (time.process_time() - busy) / count)
         i += 1
     return out
-
-
-def peak_megabytes() -> float:
-    """The most memory this process has had, its compilations included."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
-def _processor_seconds() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime

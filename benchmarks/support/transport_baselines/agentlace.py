@@ -15,7 +15,7 @@ from agentlace.data.data_store import DataStoreBase, QueuedDataStore
 from agentlace.trainer import TrainerClient, TrainerConfig, TrainerServer
 
 from support.transport_baselines import workload
-from support.transport_baselines.workload import Parameters, Row
+from support.transport_baselines.workload import Row
 
 TIMEOUT_MS = 3000  # of a request, as HIL-SERL sets it
 WAIT = 120.0  # seconds until rows that have not arrived never will
@@ -30,27 +30,23 @@ class Counter(DataStoreBase):
         self.seen: set[int] = set()
 
     def latest_data_id(self) -> int:
-        """Of no use here."""
         return self.count - 1
 
     def get_latest_data(self, from_id: Any) -> list[Any]:
-        """Of no use here."""
         return []
 
     def __len__(self) -> int:
         return self.count
 
     def insert(self, data: Any) -> None:
-        """Count one row."""
         self.batch_insert([data])
 
     def batch_insert(self, batch_data: list[Any]) -> None:
-        """Count many."""
         self.count += len(batch_data)
         self.seen.update(row["number"] for row in batch_data)
 
 
-class Learner:
+class Learner(workload.Publisher):
     """One server for the life of the process: stopping it from outside its thread is not safe."""
 
     _server: TrainerServer | None = None
@@ -65,10 +61,6 @@ class Learner:
             self._server.register_data_store(name, store)
         return {"port": ports[0], "ready_at": time.monotonic()}
 
-    def cpu(self) -> float:
-        """Seconds of processor time so far."""
-        return time.process_time()
-
     def close(self) -> dict[str, float]:
         """What was received since `open`."""
         return {
@@ -77,21 +69,12 @@ class Learner:
             "peak_memory": workload.memory("VmHWM"),
         }
 
-    def make_parameters(self, megabytes: float) -> None:
-        """For `publish`."""
-        self._parameters = Parameters(megabytes)
-
     def publish(self) -> float:
-        """Publish other parameters than the last; seconds the call took."""
         assert self._server is not None
         arrays = self._parameters.next()
         start = time.monotonic()
         self._server.publish_network({"at": start, "params": arrays})
         return time.monotonic() - start
-
-    def publish_often(self, seconds: float, period: float) -> dict[str, float]:
-        """See workload.publish_often."""
-        return workload.publish_often(self.publish, seconds, period)
 
 
 class Actor:
@@ -127,12 +110,10 @@ class Actor:
             self._news.notify_all()
 
     def disconnect(self) -> None:
-        """End the connection."""
         self._client.stop()
         del self._client
 
     def prepare(self, n: int, cameras: bool, **_: Any) -> None:
-        """Make `n` rows for `send`."""
         self._rows = [row for _, row in zip(range(n), workload.rows(cameras), strict=False)]
 
     def _transition(self, _tick: int, row: Row) -> dict[str, Any]:
@@ -188,7 +169,6 @@ class Actor:
         return time.monotonic() - self._at
 
     def published_at(self) -> float:
-        """When the newest parameters here were published."""
         return self._at
 
     def collect(self, n: int, period: float) -> dict[str, float]:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 MS, MB = 1e3, 1e-6
+LOADS = {"cameras": "three cameras", "state": "state only"}
+LABELS = {"live": "live", "catchup": "catch-up"}
+TEAMS = ("ours", "keys", "bare", "agentlace")
+TIMED = {"ours": "ours", "keys": "ours with keys", "agentlace": "agentlace"}
+Cell = str | float | None
 
 
 class Figures:
@@ -16,11 +22,9 @@ class Figures:
         self._values: dict[str, list[float]] = collections.defaultdict(list)
 
     def add(self, name: str, value: float) -> None:
-        """One repetition's value."""
         self._values[name].append(float(value))
 
     def add_all(self, prefix: str, values: Mapping[str, float]) -> None:
-        """Several, as `prefix_name`."""
         for name, value in values.items():
             self.add(f"{prefix}_{name}", value)
 
@@ -33,145 +37,103 @@ class Figures:
 
     def table(self) -> str:
         """All of it, beside what each should reach."""
-        return Table(self.medians()).text()
+        m = self.medians()
+        parts = (_rates(m), _costs(m), _journal(m), _parameters(m), _timing(m), _recovery(m))
+        return "\n".join(itertools.chain.from_iterable(parts))
 
 
-class Table:
-    """Lays the medians out."""
+def _section(title: str, *columns: str) -> str:
+    return f"\n{title:40s}" + "".join(f"{c:>14s}" for c in columns)
 
-    def __init__(self, medians: dict[str, float]) -> None:
-        self._m = medians
-        self._lines: list[str] = []
 
-    def text(self) -> str:
-        """The table."""
-        self._rates()
-        self._costs()
-        self._journal()
-        self._parameters()
-        self._timing()
-        self._recovery()
-        return "\n".join(self._lines)
+def _line(what: str, *cells: Cell) -> str:
+    shown = [c if isinstance(c, str) else "-" if c is None else _number(c) for c in cells]
+    return f"{what:40s}" + "".join(f"{c:>14s}" for c in shown)
 
-    def _get(self, name: str, factor: float = 1.0) -> float | None:
-        value = self._m.get(name)
-        return None if value is None else factor * value
 
-    def _section(self, title: str, *columns: str) -> None:
-        self._lines += ["", f"{title:40s}" + "".join(f"{c:>14s}" for c in columns)]
+def _cases(*counts: int) -> Iterator[tuple[str, str, str, int]]:
+    """Yield (title, load, label, actors) of each measured rate."""
+    for load, label, actors in itertools.product(LOADS, LABELS, counts):
+        yield f"{LOADS[load]}, {LABELS[label]}, {actors} actor{'s' if actors > 1 else ''}", load, label, actors
 
-    def _line(self, what: str, *cells: str | float | None) -> None:
-        shown = [c if isinstance(c, str) else "-" if c is None else _number(c) for c in cells]
-        self._lines.append(f"{what:40s}" + "".join(f"{c:>14s}" for c in shown))
 
-    def _rates(self) -> None:
-        columns = ["ours", "with keys", "bare", "ours/bare", "agentlace", "ours/agentl.", "target", ""]
-        self._section("steps per second", *columns)
-        for load in ("cameras", "state"):
-            for label in ("live", "catchup"):
-                for actors in (1, 4):
-                    prefix = f"{load}_{label}_{actors}"
-                    ours, keys, bare, peer = (
-                        self._get(f"{prefix}_{t}_steps_per_s") for t in ("ours", "keys", "bare", "agentlace")
-                    )
-                    assert ours is not None
-                    assert bare is not None
-                    if load == "state":
-                        target = peer
-                    else:
-                        target = 0.5 * bare if peer is None else min(3 * peer, 0.5 * bare)
-                    ratio = None if peer is None else ours / peer
-                    cells = (ours, keys, bare, ours / bare, peer, ratio, target, _met(ours, target))
-                    self._line(_name(load, label, actors), *cells)
+def _rates(m: dict[str, float]) -> Iterator[str]:
+    columns = ("ours", "with keys", "bare", "ours/bare", "agentlace", "ours/agentl.", "target", "")
+    yield _section("steps per second", *columns)
+    for title, load, label, actors in _cases(1, 4):
+        of = {team: m.get(f"{load}_{label}_{actors}_{team}_steps_per_s") for team in TEAMS}
+        ours, bare, peer = m[f"{load}_{label}_{actors}_ours_steps_per_s"], of["bare"] or 0.0, of["agentlace"]
+        half = 0.5 * bare if peer is None else min(3 * peer, 0.5 * bare)
+        target = peer if load == "state" else half
+        ratio = None if peer is None else ours / peer
+        yield _line(title, ours, of["keys"], bare, ours / bare, peer, ratio, target, _met(ours, target))
 
-    def _costs(self) -> None:
-        names = ("ours", "keys", "bare", "agentlace")
-        self._section("bytes per step", *names, "steps/message")
-        for load in ("cameras", "state"):
-            for label in ("live", "catchup"):
-                cells = [self._get(f"{load}_{label}_1_{t}_bytes_per_step") for t in names]
-                self._line(_name(load, label, 1), *cells, self._get(f"{load}_{label}_1_ours_steps_per_message"))
-        for side in ("actor", "learner"):
-            self._section(f"CPU of the {side}, us per step", *names)
-            for load in ("cameras", "state"):
-                for label in ("live", "catchup"):
-                    for actors in (1, 4):
-                        cells = [self._get(f"{load}_{label}_{actors}_{t}_{side}_cpu_us_per_step") for t in names]
-                        self._line(_name(load, label, actors), *cells)
 
-    def _journal(self) -> None:
-        columns = ("steps/s", "of none", "MB/s", "plain MB/s", "share", "target", "")
-        self._section("journal, three cameras, one actor", *columns)
-        for label in ("live", "catchup"):
-            none = self._m[f"journal_none_{label}_steps_per_s"]
-            self._line(f"{_LABELS[label]}, none", none, 1.0)
-            for where in ("tmpfs", "disk"):
-                rate = self._m[f"journal_{where}_{label}_steps_per_s"]
-                written = self._m[f"journal_{where}_{label}_written_bytes_per_s"]
-                plain = self._m[f"sequential_{where}_bytes_per_s"]
-                target = 0.7 if where == "disk" else None
-                cells = (rate, rate / none, MB * written, MB * plain, written / plain, target)
-                self._line(f"{_LABELS[label]}, {where}", *cells, _met(written / plain, target))
-                rate = self._m[f"journal_and_spool_{where}_{label}_steps_per_s"]
-                self._line(f"{_LABELS[label]}, {where}, actor's spool too", rate, rate / none)
+def _costs(m: dict[str, float]) -> Iterator[str]:
+    yield _section("bytes per step", *TEAMS, "steps/message")
+    for title, load, label, actors in _cases(1):
+        prefix = f"{load}_{label}_{actors}"
+        cells = [m.get(f"{prefix}_{team}_bytes_per_step") for team in TEAMS]
+        yield _line(title, *cells, m.get(f"{prefix}_ours_steps_per_message"))
+    for side in ("actor", "learner"):
+        yield _section(f"CPU of the {side}, us per step", *TEAMS)
+        for title, load, label, actors in _cases(1, 4):
+            yield _line(title, *(m.get(f"{load}_{label}_{actors}_{team}_{side}_cpu_us_per_step") for team in TEAMS))
 
-    def _parameters(self) -> None:
-        columns = ("ours", "with keys", "bare", "agentlace", "ours/agentl.", "target", "")
-        self._section("published until applied, ms", *columns)
-        sizes = [mb for mb in (1, 10, 100) if f"publish_{mb}mb_ours_arrival_s" in self._m]
-        for mb in sizes:
-            ours, keys, bare, peer = (
-                self._get(f"publish_{mb}mb_{t}_arrival_s", MS) for t in ("ours", "keys", "bare", "agentlace")
-            )
-            assert ours is not None
-            target = 2 / 3 * peer if mb == 10 and peer is not None else None
+
+def _journal(m: dict[str, float]) -> Iterator[str]:
+    columns = ("steps/s", "of none", "MB/s", "plain MB/s", "share", "target", "")
+    yield _section("journal, three cameras, one actor", *columns)
+    for label, title in LABELS.items():
+        none = m[f"journal_none_{label}_steps_per_s"]
+        yield _line(f"{title}, none", none, 1.0)
+        for where in ("tmpfs", "disk"):
+            rate, written = (m[f"journal_{where}_{label}_{name}"] for name in ("steps_per_s", "written_bytes_per_s"))
+            plain, target = m[f"sequential_{where}_bytes_per_s"], 0.7 if where == "disk" else None
+            cells = (rate, rate / none, MB * written, MB * plain, written / plain, target)
+            yield _line(f"{title}, {where}", *cells, _met(written / plain, target))
+            rate = m[f"journal_and_spool_{where}_{label}_steps_per_s"]
+            yield _line(f"{title}, {where}, actor's spool too", rate, rate / none)
+
+
+def _parameters(m: dict[str, float]) -> Iterator[str]:
+    columns = ("ours", "with keys", "bare", "agentlace", "ours/agentl.", "target", "")
+    for name, title in (("arrival", "published until applied, ms"), ("call", "the call that publishes, ms")):
+        yield _section(title, *columns)
+        for mb in (mb for mb in (1, 10, 100) if f"publish_{mb}mb_ours_{name}_s" in m):
+            of = {team: MS * m[key] for team in TEAMS if (key := f"publish_{mb}mb_{team}_{name}_s") in m}
+            ours, peer = of["ours"], of.get("agentlace")
+            target = 2.0 if name == "call" else 2 / 3 * peer if mb == 10 and peer is not None else None
             ratio = None if peer is None else ours / peer
-            self._line(f"{mb} MB", ours, keys, bare, peer, ratio, target, _met(ours, target, less=True))
-        self._section("the call that publishes, ms", *columns)
-        for mb in sizes:
-            ours, keys, bare, peer = (
-                self._get(f"publish_{mb}mb_{t}_call_s", MS) for t in ("ours", "keys", "bare", "agentlace")
-            )
-            assert ours is not None
-            ratio = None if peer is None else ours / peer
-            self._line(f"{mb} MB", ours, keys, bare, peer, ratio, 2.0, _met(ours, 2.0, less=True))
-
-    def _timing(self) -> None:
-        self._section("50 Hz, three cameras; ms", "p50", "p99", "max", "target p99", "")
-        for team, name in (("ours", "ours"), ("keys", "ours with keys"), ("agentlace", "agentlace")):
-            for case, what in (("quiet", "no parameters"), ("parameters", "50 MB/s")):
-                for kind, title in (("late", "late"), ("hand_over", "hand-over")):
-                    prefix = f"loop_{case}_{team}_{kind}"
-                    target = {"late": 2.0, "hand_over": 0.1}[kind] if team != "agentlace" else None
-                    self._percentiles(f"{name}, {what}, {title}", prefix, target)
-        self._percentiles("the whole actor, 50 MB/s, late", "whole_actor_late", 2.0)
-        for team, name in (("ours", "ours"), ("keys", "ours with keys"), ("agentlace", "agentlace")):
-            self._percentiles(f"{name}, hand-over until acknowledged", f"round_trip_{team}", None)
-
-    def _percentiles(self, what: str, prefix: str, target: float | None) -> None:
-        values = [self._get(f"{prefix}_{p}_s", MS) for p in ("p50", "p99", "max")]
-        if values[1] is not None:
-            self._line(what, *values, target, _met(values[1], target, less=True))
-
-    def _recovery(self) -> None:
-        columns = ("seconds", "missing", "twice", "actor grew MB", "at most MB", "learner MB")
-        self._section("backlog after the learner's restart", *columns)
-        counts = ("s", "missing", "delivered_again")
-        sizes = ("actor_bytes_while_away", "actor_peak_bytes", "learner_peak_bytes")
-        spools = {"memory_ours": "ours, in memory", "disk_ours": "ours, on disk", "memory_agentlace": "agentlace"}
-        for key, what in spools.items():
-            prefix = f"recovery_{key}"
-            if f"{prefix}_s" in self._m:
-                shown = [self._m[f"{prefix}_{n}"] for n in counts]
-                self._line(what, *shown, *(MB * self._m[f"{prefix}_{n}"] for n in sizes))
+            yield _line(f"{mb} MB", *map(of.get, TEAMS), ratio, target, _met(ours, target, less=True))
 
 
-_LABELS = {"live": "live", "catchup": "catch-up"}
+def _timing(m: dict[str, float]) -> Iterator[str]:
+    yield _section("50 Hz, three cameras; ms", "p50", "p99", "max", "target p99", "")
+    rows: list[tuple[str, str, float | None]] = []
+    for team, name in TIMED.items():
+        for case, what in (("quiet", "no parameters"), ("parameters", "50 MB/s")):
+            for kind, title, target in (("late", "late", 2.0), ("hand_over", "hand-over", 0.1)):
+                bar = None if team == "agentlace" else target
+                rows.append((f"{name}, {what}, {title}", f"loop_{case}_{team}_{kind}", bar))
+    rows.append(("the whole actor, 50 MB/s, late", "whole_actor_late", 2.0))
+    rows += [(f"{name}, hand-over until acknowledged", f"round_trip_{team}", None) for team, name in TIMED.items()]
+    for what, prefix, bar in rows:
+        if f"{prefix}_p99_s" in m:
+            values = [MS * m[f"{prefix}_{p}_s"] for p in ("p50", "p99", "max")]
+            yield _line(what, *values, bar, _met(values[1], bar, less=True))
 
 
-def _name(load: str, label: str, actors: int) -> str:
-    what = {"cameras": "three cameras", "state": "state only"}[load]
-    return f"{what}, {_LABELS[label]}, {actors} actor{'s' if actors > 1 else ''}"
+def _recovery(m: dict[str, float]) -> Iterator[str]:
+    columns = ("seconds", "missing", "twice", "actor grew MB", "at most MB", "learner MB")
+    yield _section("backlog after the learner's restart", *columns)
+    counts = ("s", "missing", "delivered_again")
+    sizes = ("actor_bytes_while_away", "actor_peak_bytes", "learner_peak_bytes")
+    spools = {"memory_ours": "ours, in memory", "disk_ours": "ours, on disk", "memory_agentlace": "agentlace"}
+    for key, what in spools.items():
+        prefix = f"recovery_{key}"
+        if f"{prefix}_s" in m:
+            yield _line(what, *(m[f"{prefix}_{n}"] for n in counts), *(MB * m[f"{prefix}_{n}"] for n in sizes))
 
 
 def _met(value: float, target: float | None, *, less: bool = False) -> str:

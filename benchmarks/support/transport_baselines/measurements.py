@@ -50,7 +50,6 @@ class Sizes:
 
     @classmethod
     def quick(cls) -> Sizes:
-        """To see that it works."""
         rows = dict.fromkeys(itertools.product(LOADS, BATCHES), 400)
         return cls(rows, 100, {1: 1, 10: 1}, seconds=1.0, round_trips=20, backlog=50)
 

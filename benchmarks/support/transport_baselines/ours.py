@@ -24,7 +24,7 @@ from serl_chunk.types import Begin, End, Outcome, Record, Snapshot, Source, Step
 from serl_chunk_robot.wire.codec import Limits
 from support.ports import free_port
 from support.transport_baselines import workload
-from support.transport_baselines.workload import EPISODE, Parameters, Row
+from support.transport_baselines.workload import EPISODE, Row
 
 HOST = "127.0.0.1"
 CONTRACT = {"benchmark": "transport"}
@@ -36,12 +36,11 @@ STEP_OVERHEAD = 64  # what the outbox counts for a step beside its arrays
 WAIT = 300.0  # seconds until something that should have arrived counts as lost
 
 
-class Learner(ServerHandler):
+class Learner(workload.Publisher, ServerHandler):
     """Takes every record and keeps none, beside the journal's copy."""
 
     _server: LearnerServer
     _store: RecordStore | None
-    _parameters: Parameters
 
     def open(self, journal: str = "", keys: str = "", port: int = 0, **_: Any) -> dict[str, Any]:
         """Serve at `port`, a free one by default; `journal` and `keys` are folders, empty for none of it."""
@@ -70,10 +69,6 @@ class Learner(ServerHandler):
             self._steps += record.n
             self._blocks += 1
 
-    def cpu(self) -> float:
-        """Seconds of processor time so far."""
-        return time.process_time()
-
     def close(self) -> dict[str, float]:
         """Stop, sync the journal; what was received since `open`."""
         received = self._server.stats()["received_bytes"]
@@ -92,21 +87,12 @@ class Learner(ServerHandler):
             "peak_memory": workload.memory("VmHWM"),
         }
 
-    def make_parameters(self, megabytes: float) -> None:
-        """For `publish`, which then costs nothing but itself."""
-        self._parameters = Parameters(megabytes)
-
     def publish(self) -> float:
-        """Publish other parameters than the last; seconds the call took."""
         self._version += 1
         parameters = self._parameters.next()
         start = time.monotonic()  # one clock for all processes of a machine
         self._server.publish(Snapshot(self._version, {**parameters, "at": np.array(start)}), {})
         return time.monotonic() - start
-
-    def publish_often(self, seconds: float, period: float) -> dict[str, float]:
-        """See workload.publish_often."""
-        return workload.publish_often(self.publish, seconds, period)
 
 
 class Actor:
@@ -146,11 +132,9 @@ class Actor:
         self._link.connect(timeout=WAIT)
 
     def disconnect(self) -> None:
-        """End the connection."""
         self._link.close()
 
     def prepare(self, n: int, cameras: bool, **_: Any) -> None:
-        """Make `n` steps for `send`."""
         self._steps = [_step(i % EPISODE, row) for i, row in zip(range(n), workload.rows(cameras), strict=False)]
 
     def send(self) -> dict[str, float]:
@@ -207,7 +191,6 @@ class Actor:
         return {"before": before, "after": workload.memory()}
 
     def drain(self) -> dict[str, float]:
-        """Wait until the learner has everything."""
         self._flush()
         return {"end": time.monotonic(), "peak_memory": workload.memory("VmHWM")}
 

@@ -55,7 +55,6 @@ class Deployment:
 
 
 def make_deployment(name: str, module: str, options: dict[str, Any] | None = None, **interpreter: Any) -> Deployment:
-    """Start the processes of a contestant."""
     learner = Worker(module, "Learner", **interpreter)
     actors = [Worker(module, "Actor", **interpreter) for _ in range(ACTORS)]
     return Deployment(name, learner, actors, options or {}, module, interpreter)

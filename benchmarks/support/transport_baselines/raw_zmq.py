@@ -10,7 +10,6 @@ import numpy as np
 import zmq
 
 from support.transport_baselines import workload
-from support.transport_baselines.workload import Parameters
 
 WINDOW_ROWS, ACK_ROWS = 64, 16
 BLOCK_BYTES = 1 << 20  # of a message of many rows: as much as ours takes
@@ -18,11 +17,10 @@ END = b"end"  # of an actor's rows
 PUBLISH, STOP = b"publish", b"stop"
 
 
-class Learner:
+class Learner(workload.Publisher):
     """Counts rows, acknowledges them, sends blobs."""
 
     def open(self, **_: Any) -> dict[str, Any]:
-        """Serve at a free port."""
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.linger = 0
@@ -69,20 +67,12 @@ class Learner:
             self._acknowledged[sender] = rows
             self._socket.send_multipart([sender, b"%d" % rows])
 
-    def cpu(self) -> float:
-        """Seconds of processor time so far."""
-        return time.process_time()
-
     def close(self) -> dict[str, float]:
         """Stop; what was received since `open`."""
         self._orders.send(STOP)
         self._thread.join()
         self._context.destroy(linger=0)
         return {"steps": sum(self._rows.values()), "bytes": self._bytes}
-
-    def make_parameters(self, megabytes: float) -> None:
-        """For `publish`."""
-        self._parameters = Parameters(megabytes)
 
     def publish(self) -> float:
         """Send a set of parameters to the actor that greeted last; seconds the call took."""
@@ -102,7 +92,6 @@ class Actor:
     """Sends rows within a window."""
 
     def connect(self, port: int, **_: Any) -> None:
-        """Connect and greet."""
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.linger = 0
@@ -110,7 +99,6 @@ class Actor:
         self._socket.send(b"hello")
 
     def disconnect(self) -> None:
-        """End the connection."""
         self._context.destroy(linger=0)
 
     def prepare(self, n: int, cameras: bool, batch: int) -> None:
@@ -148,5 +136,4 @@ class Actor:
         return time.monotonic() - float(frames[0].bytes)
 
     def published_at(self) -> float:
-        """Nothing is kept."""
         return 0.0

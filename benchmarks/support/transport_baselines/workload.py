@@ -27,7 +27,6 @@ class Row(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its arrays."""
         return self.action.nbytes + sum(v.nbytes for v in self.observation.values())
 
 
@@ -58,14 +57,29 @@ class Parameters:
         return dict(self._sets[self._turn % 2])
 
 
-def publish_often(publish: Callable[[], float], seconds: float, period: float) -> dict[str, float]:
-    """Call `publish` every `period` seconds for `seconds`; it returns how long it took."""
-    start = time.monotonic()
-    calls = []
-    while (now := time.monotonic()) - start < seconds:
-        calls.append(publish())
-        time.sleep(max(0.0, period - (time.monotonic() - now)))
-    return {"published": len(calls), "publish_max_s": max(calls)}
+class Publisher:
+    """A learner's process as far as it is the same for every contestant: parameters, and its processor time."""
+
+    _parameters: Parameters
+
+    def make_parameters(self, megabytes: float) -> None:
+        """Make them beforehand: `publish` then costs nothing but itself."""
+        self._parameters = Parameters(megabytes)
+
+    def publish(self) -> float:
+        """Publish other parameters than the last; seconds the call took."""
+        raise NotImplementedError
+
+    def publish_often(self, seconds: float, period: float) -> dict[str, float]:
+        start = time.monotonic()
+        calls = []
+        while (now := time.monotonic()) - start < seconds:
+            calls.append(self.publish())
+            time.sleep(max(0.0, period - (time.monotonic() - now)))
+        return {"published": len(calls), "publish_max_s": max(calls)}
+
+    def cpu(self) -> float:
+        return time.process_time()
 
 
 def percentiles(values: list[float]) -> list[float]:

@@ -157,7 +157,7 @@ class AlohaSimExpert(PlannedExpert):
     """Picks the cube with the right arm and hands it to the left one, open loop from the cube's true pose.
 
     Of the start states 0 to 49, 50 succeed at a `noise` of 0 and at 0.01 rad, 48 at 0.02 and 40 at 0.03
-    (`benchmarks/aloha_sim_speed.py --noise`), at about tick 164 of 205.
+    (`benchmarks/robot_speed.py aloha_sim --noise`), at about tick 164 of 205.
     """
 
     def plan(self) -> np.ndarray:
