@@ -35,9 +35,10 @@ from serl_chunk.config.transport import TransportConfig
 from serl_chunk.data.preprocess import fit_preprocess
 from serl_chunk.robots.registry import make_env
 from serl_chunk.transport.client.link import LearnerLink
-from serl_chunk.transport.server.handler import ServerHandler
 from serl_chunk.transport.server.server import LearnerServer
+from serl_chunk.transport.server.sessions import ServerHandler
 from serl_chunk.transport.storage.spool import Spool
+from serl_chunk.transport.wire.handshake import MAX_ARRAYS
 from serl_chunk.types import Begin, End, SerlChunkError, Snapshot, Step
 from serl_chunk_robot.wire.codec import Limits
 
@@ -67,7 +68,7 @@ def learner(port: int, pipe: Connection, params: dict[str, np.ndarray], period: 
 def connected(port: int) -> LearnerLink:
     """The actor's end, connected to the server at `port`, which takes seconds to start."""
     folder, config = Path(tempfile.mkdtemp()), TransportConfig()  # removed with the spool
-    limits = Limits(config.max_message_bytes, config.max_arrays)
+    limits = Limits(config.max_message_bytes, MAX_ARRAYS)
     link = LearnerLink(
         config, host=HOST, port=port, actor_id="bench", contract=CONTRACT, spools=lambda run: Spool(folder, limits)
     )

@@ -53,7 +53,7 @@ from serl_chunk.robots.base import InterventionSource as InterventionSource
 from serl_chunk.robots.base import RobotEnv as RobotEnv
 from serl_chunk.robots.registry import make_env as make_env
 from serl_chunk.transport.client.link import LearnerLink as LearnerLink
-from serl_chunk.transport.server.handler import ServerHandler as ServerHandler
+from serl_chunk.transport.server.sessions import ServerHandler as ServerHandler
 from serl_chunk.transport.server.server import LearnerServer as LearnerServer
 from serl_chunk.types import (
     CameraSpec as CameraSpec,

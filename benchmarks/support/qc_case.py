@@ -24,7 +24,7 @@ from serl_chunk.config.agents.published_qc import PublishedQcConfig
 from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
 from serl_chunk.config.presets import configured
 from serl_chunk.config.robots import RobotConfig
-from serl_chunk.replay.qc_sampler import Rows, gather_adjacent
+from serl_chunk.replay.windows import Rows, gather_adjacent
 from serl_chunk.types import STATE, ChunkBatch, DataError, RobotSpec
 
 Arrays = dict[str, np.ndarray]

@@ -22,8 +22,8 @@ from serl_chunk.config.fields import require
 from serl_chunk.io import WaitLog, format_bytes, plural
 from serl_chunk.logs import log_to_file
 from serl_chunk.outcomes.judge import Judge
-from serl_chunk.runs.spool_folders import SpoolFolders, largest_episode_bytes
 from serl_chunk.signals import exit_at_once_while, never, stop_on_signals
+from serl_chunk.transport.storage.spool import SpoolFolders, largest_episode_bytes
 
 logger = logging.getLogger(__name__)
 

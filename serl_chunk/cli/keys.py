@@ -15,8 +15,7 @@ from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport.security.client import UnencryptedPeerError, enroll
 from serl_chunk.transport.security.keys import THIS_MACHINE, ClientKeys, JoinToken, add_line
 from serl_chunk.transport.security.server import ServerKeys
-from serl_chunk.transport.sockets import DEFAULT_PORT, check_port
-from serl_chunk.transport.wire.handshake import RefusedError, UnreachableError
+from serl_chunk.transport.wire.handshake import DEFAULT_PORT, RefusedError, UnreachableError, check_port
 from serl_chunk.types import ConfigError
 from serl_chunk_robot.wire.curve import default_folder, fingerprint
 from serl_chunk_robot.wire.sockets import is_loopback

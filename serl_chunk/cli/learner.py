@@ -18,16 +18,15 @@ from serl_chunk.data.prompts import tokens_digest
 from serl_chunk.evaluation.by_learner import OwnEvaluation, check_simulator
 from serl_chunk.io import os_reason
 from serl_chunk.learner.building import RunOptions, build_learner
-from serl_chunk.learner.demo_options import check_data
-from serl_chunk.learner.learner import Learner
-from serl_chunk.learner.publisher import Publish
+from serl_chunk.learner.learner import Learner, Publish
+from serl_chunk.learner.offline_data import check_data
 from serl_chunk.learner.service import LearnerService
 from serl_chunk.logs import log_to_file, status_line
 from serl_chunk.runs.folder import RunFolder, open_run
 from serl_chunk.runs.report.report import build_report
 from serl_chunk.runs.status_line import StatusLine
 from serl_chunk.signals import GRACE, TELLING, before_exit, exit_at_once_while, never, stop_on_signals
-from serl_chunk.transport.sockets import check_port
+from serl_chunk.transport.wire.handshake import check_port
 from serl_chunk.types import RobotSpec
 from serl_chunk_robot.wire.sockets import is_loopback
 
@@ -162,7 +161,7 @@ def train_offline(
 
 
 def _train(learner: Learner, stop: Event, tick: Callable[[], None]) -> None:
-    exit_at_once_while(lambda: not learner.has_trained, GRACE)  # its first update is being compiled
+    exit_at_once_while(lambda: not learner.stats.has_updated, GRACE)  # its first update is being compiled
     learner.run(stop, tick)
     exit_at_once_while(never)
 

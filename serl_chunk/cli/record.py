@@ -35,7 +35,7 @@ from serl_chunk.recording.recording import Recording, RecordingTotals, Stream, c
 from serl_chunk.robots.base import Expert, InterventionSource, RobotEnv
 from serl_chunk.robots.registry import make_env, make_expert
 from serl_chunk.signals import exit_at_once_while, never
-from serl_chunk.transport.sockets import DEFAULT_PORT
+from serl_chunk.transport.wire.handshake import DEFAULT_PORT
 from serl_chunk.types import IMAGE_PREFIX, ConfigError, Outcome, RobotSpec
 
 logger = logging.getLogger(__name__)
@@ -281,7 +281,7 @@ def record_streaming(
     from serl_chunk.actor.link import open_link
     from serl_chunk.agents.registry import make_agent
     from serl_chunk.recording.stream import DemonstrationStream
-    from serl_chunk.runs.spool_folders import SpoolFolders, largest_episode_bytes
+    from serl_chunk.transport.storage.spool import SpoolFolders, largest_episode_bytes
 
     name, keys = address.credentials()
     name = f"{name}-demonstrations"  # an id of its own: the same robot PC may be training meanwhile

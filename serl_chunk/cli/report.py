@@ -23,14 +23,14 @@ def run(flags: argparse.Namespace, rest: Sequence[str]) -> int:
     if len(flags.run) > 1:
         if flags.films:
             raise ConfigError("is for the report of one run. Remove it, or give one run", parameter="films")
-        from serl_chunk.runs.report.compare import build_comparison
+        from serl_chunk.runs.report.report import build_comparison
 
         print(build_comparison(flags.run, flags.out))
         return 0
     if flags.out is not None or flags.films < 0:
         raise ConfigError("--out is for a comparison of runs, and --films is 0 or more")
     if flags.films:
-        from serl_chunk.runs.films import film_training_episodes
+        from serl_chunk.runs.report.tables import film_training_episodes
 
         film_training_episodes(Path(flags.run[0]), flags.films)
     from serl_chunk.runs.report.report import build_report

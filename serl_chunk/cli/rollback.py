@@ -23,7 +23,7 @@ def add_flags(p: argparse.ArgumentParser) -> None:
 def run(flags: argparse.Namespace, rest: Sequence[str]) -> int:
     """Roll the run back, or print the versions that it can go back to; raises as `runs.rollback.roll_back`."""
     quiet_libraries()
-    from serl_chunk.runs.rollback import kept_versions, roll_back
+    from serl_chunk.runs.checkpoints import kept_versions, roll_back
 
     run, version = Path(flags.run).expanduser(), flags.to
     if version is None:

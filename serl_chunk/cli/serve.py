@@ -27,7 +27,7 @@ from serl_chunk.serving.endpoint import read_key, websockets
 from serl_chunk.serving.observations import ObservationReader
 from serl_chunk.serving.server import Answer, Policy, PolicyServer
 from serl_chunk.signals import exit_at_once_while, never, stop_on_signals
-from serl_chunk.transport.sockets import DEFAULT_PORT, check_port
+from serl_chunk.transport.wire.handshake import DEFAULT_PORT, check_port
 from serl_chunk.types import ConfigError, RobotSpec, SerlChunkError
 from serl_chunk.version import version_info
 from serl_chunk_robot.wire.sockets import is_loopback

@@ -17,7 +17,7 @@ from serl_chunk.types import BEST, ONE, ConfigError
 from serl_chunk.version import version_info
 
 if TYPE_CHECKING:
-    from serl_chunk.learner.demo_options import DemoOptions
+    from serl_chunk.learner.offline_data import DemoOptions
 
 LOOPBACK = "127.0.0.1"
 EVALUATION = "an evaluation (--actor --eval_checkpoint_step N --eval_n_trajs K)"
@@ -194,7 +194,7 @@ def _checkpoints(text: str) -> tuple[str, ...]:
 
 
 def _port(flags: argparse.Namespace) -> int:
-    from serl_chunk.transport.sockets import DEFAULT_PORT
+    from serl_chunk.transport.wire.handshake import DEFAULT_PORT
 
     return DEFAULT_PORT if flags.port is None else flags.port
 
@@ -231,7 +231,7 @@ def _run_learning(config: ExperimentConfig, flags: argparse.Namespace) -> int:
 def demo_options(flags: argparse.Namespace) -> DemoOptions:
     """Return how data are read, of `--demo_color` and so on. Raises ConfigError."""
     from serl_chunk.cli.data.options import recorded_facts
-    from serl_chunk.learner.demo_options import DemoOptions
+    from serl_chunk.learner.offline_data import DemoOptions
 
     options = recorded_facts(flags, prefix="demo_")
     options = dataclasses.replace(options, solved="keep" if flags.demo_keep_solved else "drop")

@@ -13,14 +13,12 @@ from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.overrides import to_dict
 from serl_chunk.data.preprocess import Preprocess, fit_preprocess
 from serl_chunk.io import os_reason
-from serl_chunk.learner.demo_options import DemoOptions, append_hint, open_dataset, read_demos
-from serl_chunk.learner.learner import Learner, check_replay_memory
-from serl_chunk.learner.offline_data import InitialData
-from serl_chunk.learner.publisher import Publish
+from serl_chunk.learner.learner import Learner, Publish, check_replay_memory
+from serl_chunk.learner.offline_data import DemoOptions, InitialData, append_hint, open_dataset, read_demos
 from serl_chunk.learner.schedule import Evaluate
 from serl_chunk.replay.memory import replay_size
 from serl_chunk.runs.checkpoints import CheckpointStore
-from serl_chunk.runs.demos import DEMOS, note_of
+from serl_chunk.runs.episodes import DEMOS, note_of
 from serl_chunk.runs.folder import RunFolder, write_json
 from serl_chunk.runs.metrics import MetricsLog
 from serl_chunk.types import ConfigError, DataError, Episode, RobotSpec

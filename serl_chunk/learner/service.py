@@ -2,33 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import logging
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.data.demos import short_digest
 from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.io import WaitLog, format_bytes
-from serl_chunk.learner.learner import Learner
-from serl_chunk.learner.step_shares import StepShares
-from serl_chunk.runs.amend_requests import AmendRequests
+from serl_chunk.learner.schedule import StepShares
+from serl_chunk.replay.episode import EpisodeStats
+from serl_chunk.replay.partitions import Added
+from serl_chunk.replay.replay import Replay
+from serl_chunk.runs.amend import AmendRequests
 from serl_chunk.runs.checkpoints import CheckpointStore
-from serl_chunk.runs.episodes import JOURNAL
+from serl_chunk.runs.episodes import JOURNAL, assembled
 from serl_chunk.runs.evaluations import wanted_policy
 from serl_chunk.runs.folder import RunFolder
 from serl_chunk.runs.status_line import StatusFields
 from serl_chunk.transport.security.server import ServerKeys
-from serl_chunk.transport.server.handler import ServerHandler
 from serl_chunk.transport.server.server import LearnerServer
-from serl_chunk.transport.server.sessions import SessionInfo
+from serl_chunk.transport.server.sessions import ServerHandler, SessionInfo
 from serl_chunk.transport.storage.record_store import RecordStore, check_retention
-from serl_chunk.types import ConfigError, PolicyOrigin, Record, Snapshot, StepBlock
+from serl_chunk.transport.wire.handshake import MAX_ARRAYS
+from serl_chunk.types import Amend, Begin, ConfigError, DataError, Episode, PolicyOrigin, Record, Snapshot, StepBlock
 from serl_chunk.version import version_info
-from serl_chunk_robot.wire.codec import Limits
+from serl_chunk_robot.wire.codec import Limits, WireError
+
+if TYPE_CHECKING:
+    from serl_chunk.learner.learner import Learner
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +47,225 @@ PUSH_PERIOD = 0.01  # seconds between pushed allowances
 LONELY_S = 10.0  # seconds without an actor after which a learner that waits for steps logs so
 EPISODE_TIMEOUT = 30.0  # seconds of silence that close an actor's episode as truncated
 FINISH_GRACE = 10.0  # seconds the actors have to deliver what is left after the end of training
+
+
+@dataclasses.dataclass
+class _Open:
+    begin: Begin
+    blocks: list[StepBlock] = dataclasses.field(default_factory=list)
+    length: int = 0
+
+
+class DemonstrationReceiver:
+    """Takes in the records of sessions of demonstrations.
+
+    An episode enters the replay with its `End`: one whose recording died in it never does. One that the learner has,
+    from `--demo_path` or an earlier stream, is left out. One thread inserts; any thread reads the digests.
+    """
+
+    def __init__(self, replay: Replay) -> None:
+        self.received = self.duplicates = 0
+        self._replay = replay
+        self._open: dict[str, _Open] = {}  # by session
+        self._digests: dict[bytes, None] = {}
+        self._lock = threading.Lock()  # of the digests
+
+    def hold(self, episodes: Iterable[Episode]) -> None:
+        """Note demonstrations that the replay has already."""
+        digests = dict.fromkeys(map(short_digest, episodes))
+        with self._lock:
+            self._digests |= digests
+
+    @property
+    def digests(self) -> np.ndarray:
+        """Of all demonstrations that the learner has or had, uint8[N, 8]."""
+        with self._lock:
+            held = b"".join(self._digests)
+        return np.frombuffer(held, np.uint8).reshape(-1, 8)
+
+    def insert(self, session: str, record: Record) -> Episode | None:
+        """Insert the next record; return the demonstration that became complete with it and is in the replay.
+
+        One of an episode that did not begin here is left out. Raises DataError where records are missing, and where
+        the episode does not fit the robot or the replay.
+        """
+        if isinstance(record, Begin):
+            self._open[session] = _Open(record)  # the end of one before will never come
+            return None
+        opened = self._open.get(session)
+        if opened is None or opened.begin.episode_id != record.episode_id:
+            return None
+        if isinstance(record, StepBlock):
+            if record.first_tick != opened.length:
+                raise DataError(
+                    f"demonstration {record.episode_id}: steps from tick {record.first_tick} on arrived, expected tick "
+                    f"{opened.length}"
+                )
+            opened.blocks.append(record)
+            opened.length += record.n
+            return None
+        assert not isinstance(record, Amend)
+        del self._open[session]
+        if not opened.length or record.length != opened.length:
+            raise DataError(
+                f"demonstration {record.episode_id} ended with {record.length} steps, {opened.length} arrived"
+            )
+        try:
+            episode = assembled(opened.begin, opened.blocks, record)
+        except WireError as error:
+            raise DataError(f"demonstration {record.episode_id}: {error}") from error
+        digest = short_digest(episode)
+        if digest in self._digests:
+            self.duplicates += 1
+            return None
+        try:
+            self._replay.add_demo(episode, session=session)
+        except ConfigError as error:
+            raise DataError(f"demonstration {record.episode_id}: {error}") from error
+        with self._lock:
+            self._digests[digest] = None
+        self.received += 1
+        return episode
+
+    def close_session(self, session: str) -> None:
+        """Drop the open demonstration of a session that does not come back."""
+        self._open.pop(session, None)
+
+
+class Received(NamedTuple):
+    """Counters at one moment, and the episodes that they cover."""
+
+    env_steps: int  # online steps, those of previous processes included
+    position: int  # journal entries that this and all episodes taken so far cover
+    episodes: list[EpisodeStats]  # finished since the last call, oldest first
+    demonstrations: list[Episode]  # streamed ones that came since the last call
+
+
+class RecordRouter:
+    """Routes records to the replay. One thread inserts; the thread that trains takes what was finished."""
+
+    def __init__(self, replay: Replay) -> None:
+        self._replay = replay
+        self.demonstrations = DemonstrationReceiver(replay)
+        self._received: list[Episode] = []  # demonstrations
+        self._changed = threading.Condition()
+        self._finished: list[EpisodeStats] = []
+        self.position = 0  # journal entries that the counters cover
+        self.env_steps = 0
+        self._human_steps = 0  # of interventions, that the previous process held
+        self.resumed_steps = 0  # online steps of previous processes, whose transitions are gone
+
+    def resume(self, env_steps: int, position: int, human_steps: int = 0) -> None:
+        """Count on from a previous process, whose records `refill` may put back.
+
+        `human_steps`: of interventions that it held, also beyond the online partition.
+        """
+        self._human_steps = human_steps
+        self.env_steps = self.resumed_steps = env_steps
+        self.position = position
+
+    @property
+    def fresh_steps(self) -> int:
+        """Online steps whose transitions came to this process, or were put back."""
+        return self.env_steps - self.resumed_steps
+
+    def insert(
+        self, session: str, record: Record, position: int | None = None, *, demonstrations: bool = False
+    ) -> None:
+        """Route a record. Raises DataError where it misfits.
+
+        Args:
+            position: entries of the journal, its own included.
+            demonstrations: the session sends these alone.
+        """
+        if isinstance(record, Begin) and record.demonstration != demonstrations:
+            kind = "demonstrations" if demonstrations else "no demonstrations"
+            raise DataError(
+                f"episode {record.episode_id}: its session sends {kind}. Use the same version on both sides"
+            )
+        self._count(*self._insert(session, record, demonstrations), position)
+
+    def _insert(self, session: str, record: Record, demonstrations: bool) -> tuple[Added, Episode | None]:
+        if demonstrations and not isinstance(record, Amend):  # not counted as online steps
+            return Added(), self.demonstrations.insert(session, record)
+        return self._replay.insert(session, record), None
+
+    def close_session(self, session: str, *, gone: bool, position: int | None = None) -> None:
+        """Note that an actor fell silent, or is permanently disconnected (`gone`)."""
+        self._count(self._close_session(session, gone=gone), None, position)
+
+    def _close_session(self, session: str, *, gone: bool) -> Added:
+        if gone:
+            self.demonstrations.close_session(session)
+        return self._replay.close_session(session, gone=gone)
+
+    def _count(self, added: Added, demonstration: Episode | None, position: int | None) -> None:
+        with self._changed:
+            self.env_steps += added.steps
+            if added.finished is not None:
+                self._finished.append(added.finished)
+            if demonstration is not None:
+                self._received.append(demonstration)
+            self.position = self.position if position is None else position
+            self._changed.notify()
+
+    def refill(self, records: Iterable[tuple[int, str, Record | None]]) -> int:
+        """Put back what a previous process received: (journal entry, session, record), oldest first; returns the steps.
+
+        No record: the session was closed there, perhaps within an episode. What the checkpoint's counters cover fills
+        the replay and is not counted again. A record that does not fit (the experiment was changed) is left out.
+        Entries that come next are to be numbered from `position` on: it may be beyond the journal's end.
+        """
+        counted, self.position = self.position, 0
+        steps = refused = 0
+        demonstrations: dict[str, bool] = {}
+        for number, session, record in records:
+            if number < counted:
+                self.position = number + 1
+            try:
+                if record is None:
+                    added = self._close_session(session, gone=True)
+                else:
+                    if isinstance(record, Begin):
+                        demonstrations[session] = record.demonstration
+                    # A demonstration was reported when it came.
+                    added, _ = self._insert(session, record, demonstrations.get(session, False))
+            except DataError as error:
+                refused += 1
+                if refused == 1:
+                    logger.warning("the journal holds a record that does not fit: %s", error)
+                continue
+            steps += added.steps
+            if number < counted:
+                self.resumed_steps -= added.steps
+            else:
+                self._count(added, None, number + 1)
+        if refused:
+            logger.warning("%d records of the journal were left out", refused)
+        if (held := int(self._replay.stats()["replay/human_rows"])) < self._human_steps:
+            logger.warning(
+                "%d of %d steps of old interventions could not be put back: the journal keeps the newest steps "
+                "(transport.journal_bytes keeps more of them)",
+                self._human_steps - held, self._human_steps,
+            )  # fmt: skip
+        if self.position < counted:
+            logger.warning(
+                "the journal ends at entry %d, the checkpoint covers %d: the records between are missing in the replay",
+                self.position, counted,
+            )  # fmt: skip
+            self.position = counted
+        return steps
+
+    def take(self) -> Received:
+        """Return the counters and the episodes that were finished since the last call, all of one moment."""
+        with self._changed:
+            episodes, self._finished = self._finished, []
+            demonstrations, self._received = self._received, []
+            return Received(self.env_steps, self.position, episodes, demonstrations)
+
+    def wait(self, seconds: float) -> None:
+        with self._changed:
+            self._changed.wait(seconds)
 
 
 class LearnerService(ServerHandler):
@@ -57,15 +285,14 @@ class LearnerService(ServerHandler):
         self._limited = config.actor.clock == "lockstep"
         self._shares = StepShares(self._steps_left, config.transport.timeout_s, steps_of=self._steps_of)
         self._store = _open_store(config, run.path) if config.transport.journal else None
-        try:
+        with contextlib.ExitStack() as failed:
+            if self._store is not None:
+                failed.callback(self._store.close)
             self.server = LearnerServer(
                 config.transport, self, bind=bind, port=port, contract=contract, insecure=insecure, keys=keys,
                 run_id=run.run_id, store=self._store, episode_timeout=EPISODE_TIMEOUT,
             )  # fmt: skip
-        except BaseException:
-            if self._store is not None:
-                self._store.close()
-            raise
+            failed.pop_all()
         self._requests = AmendRequests(run.path, self.server.correct)
         self._next_check = self._next_push = self._lonely_since = 0.0
         self._pushed = 0  # updates of which lockstep actors have the allowance
@@ -95,10 +322,6 @@ class LearnerService(ServerHandler):
         self._next_check = now + CHECK_PERIOD
         self.server.check()
         self._requests.poll()
-        self._log_loneliness(learner, now)
-        return True
-
-    def _log_loneliness(self, learner: Learner, now: float) -> None:
         if not learner.idle or self._actors():
             self._lonely_since = now
             self._no_actor.end()
@@ -107,6 +330,7 @@ class LearnerService(ServerHandler):
                 "training waits for steps, and no actor is connected",
                 f"Start an actor of {self._config.name} with the address of this machine",
             )
+        return True
 
     def status(self) -> StatusFields:
         fields = self._ready().status()
@@ -154,7 +378,8 @@ class LearnerService(ServerHandler):
         return None if self._store is None else self._store.journal.next
 
     def on_record(self, info: SessionInfo, record: Record) -> None:
-        self._ready().router.insert(f"{info.actor_id}/{info.session}", record, self._position())
+        session = f"{info.actor_id}/{info.session}"
+        self._ready().router.insert(session, record, self._position(), demonstrations=info.demonstrations)
         if isinstance(record, StepBlock) and not info.demonstrations:
             self._shares.delivered(info.session, record.n)
 
@@ -189,8 +414,8 @@ def welcome_of(learner: Learner) -> tuple[dict[str, Any], dict[str, np.ndarray]]
 def _open_store(config: ExperimentConfig, run: Path) -> RecordStore:
     t, r = config.transport, config.replay
     store = RecordStore(
-        run / JOURNAL, Limits(t.max_message_bytes, t.max_arrays), min_steps=r.capacity + r.human_capacity,
-        max_bytes=t.journal_bytes, max_age=86400 * t.journal_days or None, sync_interval=t.sync_interval,
+        run / JOURNAL, Limits(t.max_message_bytes, MAX_ARRAYS), min_steps=r.capacity + r.human_capacity,
+        max_bytes=t.journal_bytes, max_age=86400 * t.journal_days or None, sync_interval=t.heartbeat,
         writer=version_info().text,
     )  # fmt: skip
     if any(store.journal.losses):

@@ -13,7 +13,8 @@ import jax
 
 from serl_chunk.agents.state import Metrics
 from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.replay.episode import EpisodeStats, realised_returns
+from serl_chunk.replay.episode import EpisodeStats
+from serl_chunk.replay.partitions import realised_returns
 from serl_chunk.replay.replay import Half, Replay
 from serl_chunk.runs.metrics import Counters, MetricsLog, read_metrics
 from serl_chunk.types import Episode

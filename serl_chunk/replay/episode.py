@@ -3,62 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from typing import NamedTuple
 
 import numpy as np
 
-from serl_chunk.config.experiment import RewardConfig
-from serl_chunk.types import Begin, DataError, End, Episode, Outcome, RobotSpec, Source, StepBlock
+from serl_chunk.types import Begin, End, Outcome, RobotSpec, Source
 
 Key = tuple[str, str]  # (session, episode id)
-
-
-@dataclasses.dataclass
-class Partition:
-    """A quota of the storage and the episodes that use it, oldest first."""
-
-    name: str
-    max_rows: int
-    # int64[C + F], as `StepStorage.space_for`: frames of each camera, and observations whose features are kept by rows.
-    max_frames: np.ndarray
-    frames: np.ndarray
-    rows: int = 0
-    episodes: dict[Key, StoredEpisode] = dataclasses.field(default_factory=dict)
-    # `StoredEpisode.followed` of the oldest ones, all closed, and how many those are.
-    _settled: tuple[np.ndarray, int] = (np.empty(0, np.int64), 0)
-
-    def fits(self, rows: int, frames: np.ndarray) -> bool:
-        return self.rows + rows <= self.max_rows and bool((self.frames + frames <= self.max_frames).all())
-
-    def put(self, episode: StoredEpisode) -> None:
-        self.episodes[episode.key] = episode
-        self.grow(len(episode.rows), episode.frame_counts)
-
-    def pop(self, episode: StoredEpisode) -> None:
-        del self.episodes[episode.key]
-        self.unsettle()
-        self.grow(-len(episode.rows), -episode.frame_counts)
-
-    def grow(self, rows: int, frames: np.ndarray) -> None:
-        self.rows += rows
-        self.frames += frames
-
-    def followed(self) -> list[np.ndarray]:
-        """Rows of the steps whose next observation is known, oldest episode first, one array after the other."""
-        settled, n = self._settled
-        rest = list(itertools.islice(self.episodes.values(), n, None))
-        closed = list(itertools.takewhile(lambda e: e.end is not None, rest))
-        if closed:
-            self._settled = np.concatenate([settled, *(e.followed for e in closed)]), n + len(closed)
-        return [self._settled[0], *(e.followed for e in rest[len(closed) :])]
-
-    def unsettle(self) -> None:
-        """Note that a closed episode left, was corrected, or opened again."""
-        self._settled = np.empty(0, np.int64), 0
-
-
-_Q = "decision/q"
 
 
 class EpisodeStats(NamedTuple):
@@ -170,20 +121,6 @@ def human_segments(source: np.ndarray, decision_tick: np.ndarray | None = None) 
     return segments
 
 
-def decision_values(block: StepBlock) -> list[tuple[int, float]]:
-    """Return (tick, value q of the executed chunk) of the decisions in `block` that recorded one; raises DataError."""
-    q = block.sparse.get(_Q)
-    if q is None:
-        return []
-    if not q.values.size:
-        raise DataError(
-            f"episode {block.episode_id}: {_Q} has shape {q.values.shape}, a decision needs a value or more"
-        )
-    # Where the values of several candidates are recorded, the best one was executed.
-    best = np.asarray(q.values, np.float64).reshape(len(q.index), -1).max(1)
-    return list(zip((block.first_tick + q.index).tolist(), best.tolist(), strict=True))
-
-
 def returns_to_go(rewards: np.ndarray, discount: float) -> np.ndarray:
     """Return sum_{i >= t} gamma^(i - t) r_i of rewards float32[T] for each t, then 0: float64[T + 1]."""
     to_go = np.zeros(len(rewards) + 1)
@@ -192,23 +129,6 @@ def returns_to_go(rewards: np.ndarray, discount: float) -> np.ndarray:
         total = reward + discount * total
         to_go[t] = total
     return to_go
-
-
-def effective_rewards(reward: np.ndarray, config: RewardConfig, *, failed: bool) -> np.ndarray:
-    """Return the rewards that are trained on, float32[T]; `failed`: they end in a declared failure."""
-    out = reward * config.scale + config.offset
-    if failed:
-        out[-1:] = config.failure_reward
-    return out
-
-
-def realised_returns(episode: Episode, config: RewardConfig, discount: float) -> np.ndarray:
-    """Return a demonstration's discounted effective rewards from each step on, then 0: float64[T + 1]."""
-    _, steps, end = episode
-    reward = np.array(steps.reward, np.float32)
-    if end.reward is not None:
-        reward[-1:] = end.reward
-    return returns_to_go(effective_rewards(reward, config, failed=end.outcome == Outcome.FAILURE), discount)
 
 
 def summarise(

@@ -6,14 +6,14 @@ observation. Several rows may show the same input.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from serl_chunk.replay.frame_cache import Fetch
-from serl_chunk.replay.free_list import FreeList
+from serl_chunk.replay.frame_storage import Fetch, FreeList
 from serl_chunk.types import IMAGE_PREFIX, PROMPT, PROMPT_MASK, STATE, CameraSpec, ConfigError
 
 _EMPTY, _MISSING, _KNOWN = 0, 1, 2  # no input; one whose features are not computed yet; one with features
@@ -256,31 +256,9 @@ class ObservationFeatures:
             else:
                 self.tables.append(FeatureTable(group, frame[:, read[0]], read, frames))
         self.row_tables = [table for table in self.tables if isinstance(table, RowTable)]
-        self._of_frames = {t.cameras[0]: t for t in self.tables if t.group.frame is not None}
+        self.of_frames = {t.cameras[0]: t for t in self.tables if t.group.frame is not None}
         # Entries that batches have features in place of. The state stays, for networks read it in addition.
         self.replaced = {key for table in self.tables for key in table.group.reads} - {STATE}
-
-    def frames_placed(self, camera: int, slots: np.ndarray) -> None:
-        """New frames of a camera are in `slots` int64[K]."""
-        if camera in self._of_frames:
-            self._of_frames[camera].placed(slots)
-
-    def frames_released(self, camera: int, slots: np.ndarray) -> None:
-        if camera in self._of_frames:
-            self._of_frames[camera].released(slots)
-
-    def enter(self, rows: np.ndarray, shown: np.ndarray, held: Sequence[list[np.ndarray]]) -> list[int]:
-        """Call `RowTable.enter` of each table with the episode's places of it; return how many are new."""
-        return [table.enter(rows, shown, places) for table, places in zip(self.row_tables, held, strict=True)]
-
-    def withdraw(self, row: int, held: Sequence[list[np.ndarray]]) -> list[int]:
-        return [table.withdraw(row, places) for table, places in zip(self.row_tables, held, strict=True)]
-
-    def leave(self, held: Sequence[list[np.ndarray]]) -> None:
-        """Free the places of an episode that leaves."""
-        for table, places in zip(self.row_tables, held, strict=True):
-            for part in places:
-                table.leave(part)
 
     def at(self, rows: np.ndarray, inputs: Inputs) -> tuple[Values, list[Fetch]]:
         """Return the features [B, ...] at `rows` int64[B], fresh, and what computes those that are missing."""
@@ -292,18 +270,11 @@ class ObservationFeatures:
             values, known = table.read(places)
             out |= values
             if not known.all():
-                pending.append(self._fill(table, values, np.flatnonzero(~known), places, inputs))
+                at = np.flatnonzero(~known)
+                different, which = np.unique(places[at], return_inverse=True)
+                compute = self._computation(table, different, inputs)
+                pending.append(functools.partial(_fill, values, at, which, compute))
         return out, pending
-
-    def _fill(self, table: FeatureTable, values: Values, at: np.ndarray, places: np.ndarray, inputs: Inputs) -> Fetch:
-        different, which = np.unique(places[at], return_inverse=True)
-        compute = self._computation(table, different, inputs)
-
-        def fill() -> None:
-            for name, computed in compute().items():
-                values[name][at] = computed[which]
-
-        return fill
 
     def missing(self, limit: int, inputs: Inputs) -> tuple[int, Fetch] | None:
         """Return of how many inputs, up to `limit`, features are missing, and what computes these; None: of none."""
@@ -315,6 +286,11 @@ class ObservationFeatures:
     def _computation(self, table: FeatureTable, places: np.ndarray, inputs: Inputs) -> Callable[[], Values]:
         assert self._embed is not None
         return table.computation(places, self._embed, *inputs(table, places))
+
+
+def _fill(values: Values, at: np.ndarray, which: np.ndarray, compute: Callable[[], Values]) -> None:
+    for name, computed in compute().items():
+        values[name][at] = computed[which]
 
 
 def _longer(values: np.ndarray, more: int) -> np.ndarray:

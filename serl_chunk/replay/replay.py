@@ -13,13 +13,11 @@ import numpy as np
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.replay.episode import Key
-from serl_chunk.replay.episode_builder import Added, EpisodeBuilder
 from serl_chunk.replay.features import Embedder
-from serl_chunk.replay.frame_cache import Fetch
+from serl_chunk.replay.frame_storage import Fetch
 from serl_chunk.replay.memory import available_bytes, check_memory, estimate_disk_bytes
-from serl_chunk.replay.partitions import Partitions
-from serl_chunk.replay.qc_sampler import gather_qc_windows
-from serl_chunk.replay.windows import BcOn, gather, with_moved_joints
+from serl_chunk.replay.partitions import Added, EpisodeBuilder, Partitions
+from serl_chunk.replay.windows import BcOn, gather, gather_qc_windows, with_moved_joints
 from serl_chunk.types import STATE, ChunkBatch, ConfigError, DataError, Episode, Record, RobotSpec
 
 DEMO_SESSION = "demonstrations"  # the session under which demonstrations are kept
@@ -46,9 +44,6 @@ class OutsideCount(NamedTuple):
 
     outside: int = 0
     numbers: int = 0
-
-    def plus(self, other: tuple[int, int]) -> OutsideCount:
-        return OutsideCount(self.outside + other[0], self.numbers + other[1])
 
 
 class Replay:
@@ -99,22 +94,14 @@ class Replay:
         # Of demonstrations and of finished online episodes that came to this process; complete with each of them.
         self.outside_model_space: dict[Half, OutsideCount] = {"demo": OutsideCount(), "online": OutsideCount()}
 
-    def add_demo(self, *episodes: Episode) -> None:
-        """Add demonstrations, which are never evicted. Images that come as `Frames` stay in their files.
+    def add_demo(self, *episodes: Episode, session: str = DEMO_SESSION) -> None:
+        """Add demonstrations, which are never evicted, under a session that later corrections name.
 
-        Raises ConfigError where they do not fit (nothing is added), and DataError where one is of another robot or is
-        there already, or where there is none for `replay.positive_fraction`.
+        Images that come as `Frames` stay in their files. Raises ConfigError where they do not fit (nothing is added),
+        and DataError where one is of another robot or is there already, or where there is none for
+        `replay.positive_fraction`.
         """
-        self._put_demos(episodes, DEMO_SESSION, stays=True)
-
-    def add_streamed_demo(self, session: str, episode: Episode) -> None:
-        """Add a demonstration that came over the network, under the session that later corrections name.
-
-        Raises as `add_demo`, and DataError for an episode of which this session has another one.
-        """
-        if self._partitions.find((session, episode.begin.episode_id)) is not None:
-            raise DataError(f"demonstration {episode.begin.episode_id} of session {session!r} came twice")
-        self._put_demos([episode], session, stays=True)
+        self._put_demos(episodes, session, stays=True)
 
     def replace_demos(self, episodes: Sequence[Episode]) -> None:
         """Replace the demonstrations of the last call by copies of `episodes`; those of `add_demo` stay.
@@ -167,8 +154,8 @@ class Replay:
         return added
 
     def _count_outside(self, half: Half, counts: Sequence[tuple[int, int]]) -> None:
-        for count in counts:
-            self.outside_model_space[half] = self.outside_model_space[half].plus(count)
+        before = self.outside_model_space[half]
+        self.outside_model_space[half] = OutsideCount(*map(sum, zip(before, *counts, strict=True)))
 
     @property
     def empty_half(self) -> Half | None:

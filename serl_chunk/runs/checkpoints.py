@@ -18,13 +18,17 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from serl_chunk.types import SerlChunkError
+from serl_chunk.io import folder_fault, plural
+from serl_chunk.runs.folder import RUN_LOCK, lock_run, read_config
+from serl_chunk.runs.metrics import MetricsLog
+from serl_chunk.types import ConfigError, SerlChunkError
 from serl_chunk.version import version_info
 
 logger = logging.getLogger(__name__)
 
 Flat = dict[str, np.ndarray]
 _TIMED = "checkpoints_timed"  # folder of the run in which `TimedCheckpoints` keeps the newest state
+UNDONE = "checkpoints_undone"  # folder of the run that takes the checkpoints after the one that it goes back to
 
 
 class CheckpointError(SerlChunkError):
@@ -85,9 +89,11 @@ def _items_of(
     return items, {**meta, "step": step, "serl_chunk": version_info()._asdict(), "checksums": sums}
 
 
-def _orbax_arguments(items: Mapping[str, Flat], info: dict[str, Any]) -> ocp.args.Composite:
+def _save(path: Path, items: Mapping[str, Flat], info: dict[str, Any]) -> None:
     arrays = {name: ocp.args.StandardSave(flat) for name, flat in items.items()}
-    return ocp.args.Composite(**arrays, meta=ocp.args.JsonSave({"content": info, "crc32": _text_checksum(info)}))
+    meta = ocp.args.JsonSave({"content": info, "crc32": _text_checksum(info)})
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+        checkpointer.save(path, args=ocp.args.Composite(**arrays, meta=meta))
 
 
 def _finished(folder: Path) -> list[str]:
@@ -139,25 +145,49 @@ class Entry(NamedTuple):
         return self.path.name if self.periodic else f"timed_{self.path.name}"
 
 
-class CheckpointStore:
-    """`<run>/checkpoints/<step>/`, the newest `keep`, written asynchronously and atomically; reads timed ones too."""
+class _Writer:
+    """Writes checkpoints into a folder on a thread, one at a time; a failure, which must not end a run, is logged."""
+
+    def __init__(self, folder: Path) -> None:
+        self._dir = folder
+        self._thread: threading.Thread | None = None
+        self._succeeded = True  # the newest write, once it is over
+        self.failed_saves = 0
+
+    def wait(self) -> bool:
+        """Wait for the background write; False where it failed."""
+        if self._thread is not None:
+            self._thread.join()
+        return self._succeeded
+
+    def _start(self, path: Path, write: Callable[[], None], what: str, again: str) -> None:
+        """Call `write`, which writes `path`, in the background; `again`: when `what` is tried again."""
+
+        def run() -> None:
+            self._succeeded = True
+            try:
+                self._dir.mkdir(parents=True, exist_ok=True)
+                write()
+            except Exception as error:  # of the disk, of orbax and tensorstore, or what was written does not verify
+                self._succeeded = False
+                self.failed_saves += 1
+                shutil.rmtree(path, ignore_errors=True)
+                logger.warning(
+                    f"{what} could not be written to {self._dir} ({type(error).__name__}: {error}). Training goes on, "
+                    f"and {again}. If the disk is full, free some space."
+                )
+
+        self._thread = threading.Thread(target=run, name="checkpoint")
+        self._thread.start()
+
+
+class CheckpointStore(_Writer):
+    """`<run>/checkpoints/<step>/`, the newest `keep`, written in the background; reads timed ones too."""
 
     def __init__(self, run_dir: Path, *, keep: int = 20) -> None:
         self.run_dir = Path(run_dir).absolute()
-        self._dir = self.run_dir / "checkpoints"
         self._keep = keep
-        self._manager: ocp.CheckpointManager | None = None
-        self._writing = 0  # the step whose write is or was under way
-        self.failed_saves = 0
-
-    def _open(self) -> ocp.CheckpointManager:
-        if self._manager is None:
-            self._manager = ocp.CheckpointManager(
-                self._dir,
-                # A killed learner's half checkpoint is removed: the run's lock shows that it is gone.
-                options=ocp.CheckpointManagerOptions(max_to_keep=self._keep, cleanup_tmp_directories=True),
-            )
-        return self._manager
+        super().__init__(self.run_dir / "checkpoints")
 
     def steps(self) -> list[int]:
         """Return the steps of the finished periodic checkpoints, ascending."""
@@ -172,45 +202,24 @@ class CheckpointStore:
         folders = ((self._dir, True), (self.run_dir / _TIMED, False))
         return sorted(Entry.of(f / name, periodic=periodic) for f, periodic in folders for name in _finished(f))
 
-    def save(self, step: int, state: Any, policy: Flat, normaliser: Flat, meta: Mapping[str, Any]) -> bool:
-        """Copy to the host and write in the background; False where writing failed, which must not end a run."""
+    def save(self, step: int, state: Any, policy: Flat, normaliser: Flat, meta: Mapping[str, Any]) -> None:
+        """Copy to the host and write in the background. The first checkpoint of a step stays."""
         items, info = _items_of(step, state, policy, normaliser, meta)
-        # Orbax would wait here too, but lose this step with the one before it where that one's write failed.
         self.wait()
-        try:
-            if step in self._open().all_steps():
-                return True
-            self._writing = step
-            self._open().save(step, args=_orbax_arguments(items, info))
-        except (OSError, ValueError, RuntimeError) as error:  # what orbax raises for a failed (earlier) write
-            self._failed(step, error)
-            return False
-        return True
+        path = self._dir / str(step)
 
-    def wait(self) -> bool:
-        """Wait for the background write; False where it failed."""
-        if self._manager is None:
-            return True
-        try:
-            self._manager.wait_until_finished()
-        except (OSError, ValueError, RuntimeError) as error:
-            self._failed(self._writing, error)
-            return False
-        return True
+        def write() -> None:
+            if not path.exists():
+                _save(path, items, info)
+            stay = {str(step) for step in self.steps()[-self._keep :]}
+            for other in self._dir.iterdir():  # also what a killed learner left unfinished: the run's lock shows that
+                if other.name not in stay:
+                    shutil.rmtree(other, ignore_errors=True)
+
+        self._start(path, write, f"checkpoint {step}", "the next checkpoint_period tries again")
 
     def close(self) -> None:
         self.wait()
-        if self._manager is not None:  # a failed write has let go of it
-            self._manager.close()
-            self._manager = None
-
-    def _failed(self, step: int, error: Exception) -> None:
-        self.failed_saves += 1
-        logger.warning(
-            f"checkpoint {step} could not be written to {self._dir} ({type(error).__name__}: {error}). Training goes "
-            "on, and the next checkpoint_period tries again. If the disk is full, free some space."
-        )
-        self._manager = None  # orbax keeps raising an asynchronous error until it is opened anew
 
     def restore_state(self, template: Any) -> Restored | None:
         """Restore the newest checkpoint that verifies; None where there is none.
@@ -293,8 +302,8 @@ class CheckpointStore:
         return state
 
 
-class TimedCheckpoints:
-    """`<run>/checkpoints_timed/<number>/`, written on a thread; the one before is removed once the new one verifies.
+class TimedCheckpoints(_Writer):
+    """`<run>/checkpoints_timed/<number>/`; the one before is removed once the new one verifies.
 
     Between two are `period` seconds, or more where they would take more than `share` (0..1) of wall time.
     """
@@ -302,11 +311,9 @@ class TimedCheckpoints:
     def __init__(
         self, run_dir: Path, *, period: float = 60.0, share: float = 0.05, now: Callable[[], float] = time.monotonic
     ) -> None:
-        self._dir = Path(run_dir).absolute() / _TIMED
+        super().__init__(Path(run_dir).absolute() / _TIMED)
         self._period, self._share, self._now = period, share, now
         self._next = now() + period
-        self._thread: threading.Thread | None = None
-        self.failed_saves = 0
 
     @property
     def due(self) -> bool:
@@ -321,34 +328,20 @@ class TimedCheckpoints:
         self.wait()
         began = self._now()
         items, info = _items_of(step, state, policy, normaliser, meta)
-        self._thread = threading.Thread(target=self._write, args=(step, items, info, began), name="timed-checkpoint")
-        self._thread.start()
-
-    def wait(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
-
-    def _write(self, step: int, items: dict[str, Flat], info: dict[str, Any], began: float) -> None:
         path = self._dir / str(max(map(int, _finished(self._dir)), default=0) + 1)
-        try:
-            self._dir.mkdir(parents=True, exist_ok=True)
-            with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
-                checkpointer.save(path, args=_orbax_arguments(items, info))
-            for name in items:
-                read_item(path, name)
-        except Exception as error:  # of the disk, of orbax and tensorstore, or what was written does not verify
-            self.failed_saves += 1
-            shutil.rmtree(path, ignore_errors=True)
-            logger.warning(
-                f"the timed checkpoint of step {step} could not be written to {self._dir} ({type(error).__name__}: "
-                f"{error}). Training goes on, and it is tried again after a while. If the disk is full, free space."
-            )
-        else:
-            for other in self._dir.iterdir():  # also what a killed learner left unfinished
-                if other != path:
-                    shutil.rmtree(other, ignore_errors=True)
-        finally:
-            self._next = began + max(self._period, (self._now() - began) / self._share)
+
+        def write() -> None:
+            try:
+                _save(path, items, info)
+                for name in items:
+                    read_item(path, name)
+                for other in self._dir.iterdir():  # also what a killed learner left unfinished
+                    if other != path:
+                        shutil.rmtree(other, ignore_errors=True)
+            finally:
+                self._next = began + max(self._period, (self._now() - began) / self._share)
+
+        self._start(path, write, f"the timed checkpoint of step {step}", "it is tried again after a while")
 
 
 class LearnerCheckpoints(CheckpointStore):
@@ -360,13 +353,12 @@ class LearnerCheckpoints(CheckpointStore):
 
     @property
     def timed_due(self) -> bool:
-        return self.unsaved and self.timed.due
+        return (self.unsaved or not self._succeeded) and self.timed.due
 
-    def save(self, step: int, state: Any, policy: Flat, normaliser: Flat, meta: Mapping[str, Any]) -> bool:
+    def save(self, step: int, state: Any, policy: Flat, normaliser: Flat, meta: Mapping[str, Any]) -> None:
         self.timed.postpone()
-        saved = super().save(step, state, policy, normaliser, meta)
-        self.unsaved = not saved
-        return saved
+        super().save(step, state, policy, normaliser, meta)
+        self.unsaved = False
 
     def save_timed(self, step: int, state: Any, policy: Flat, normaliser: Flat, meta: Mapping[str, Any]) -> None:
         """Write it in the background, in the place of the timed one before."""
@@ -376,3 +368,65 @@ class LearnerCheckpoints(CheckpointStore):
     def close(self) -> None:
         super().close()
         self.timed.wait()
+
+
+class RolledBack(NamedTuple):
+    """What a run goes on from."""
+
+    version: int
+    step: int
+    undone: int  # checkpoints that were moved
+
+    def __str__(self) -> str:
+        where = f"policy version {self.version}, checkpoint {self.step}"
+        if not self.undone:
+            return f"{where} is the newest one: nothing was moved"
+        return f"goes on from {where}; {plural(self.undone, 'newer checkpoint')} moved to {UNDONE}"
+
+
+def kept_versions(run: Path) -> dict[int, Entry]:
+    """Return the policy versions of a run that have a checkpoint, ascending, each with its newest checkpoint.
+
+    A checkpoint's version is the newest one that was published when it was written. Raises ConfigError for a folder
+    that is no run's.
+    """
+    read_config(run)
+    return {entry.version: entry for entry in CheckpointStore(run).entries() if entry.version >= 0}
+
+
+def roll_back(run: Path, version: int) -> RolledBack:
+    """Move the checkpoints after that of `version` aside, so that a resume goes on from that one.
+
+    Raises, before anything is moved, ConfigError where a learner uses the run, and CheckpointError for a version
+    without a checkpoint, or with a damaged one.
+    """
+    kept = kept_versions(run)
+    try:
+        with (run / RUN_LOCK).open("a") as lock:
+            lock_run(run, lock)
+            if version not in kept:
+                raise CheckpointError(_gone(run, version, kept), parameter="to")
+            target = kept[version]
+            for item in ("state", "policy", "normaliser"):
+                read_item(target.path, item)
+            entries = CheckpointStore(run).entries()
+            newer = entries[entries.index(target) + 1 :]
+            for entry in reversed(newer):  # newest first: what a kill leaves is a run that goes on from between
+                (run / UNDONE).mkdir(exist_ok=True)
+                entry.path.rename(run / UNDONE / f"{entry.label}_{time.time_ns()}")
+            result = RolledBack(version, int(target.step), len(newer))
+            if newer:
+                with MetricsLog(run, wandb_project=None, wandb_name="", config={}) as metrics:
+                    metrics.event(f"rollback: {result}")
+            return result
+    except OSError as error:
+        raise ConfigError(folder_fault(run, error), parameter="run") from error
+
+
+def _gone(run: Path, version: int, kept: dict[int, Entry]) -> str:
+    there = ", ".join(f"{v} (checkpoint {int(e.step)})" for v, e in kept.items())
+    if not there:
+        return f"policy version {version} of {run} is gone, as no version has a checkpoint. Start a new run"
+    before = [v for v in kept if v < version]
+    remedy = f"Give {before[-1] if before else min(kept)}, the nearest one" + (" before it" if before else "")
+    return f"policy version {version} of {run} has no checkpoint. There are: {there}. {remedy}"

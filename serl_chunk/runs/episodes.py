@@ -7,15 +7,18 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from serl_chunk.data.demos import DemoSet, Origin, content_digest, file_digest, file_of
+from serl_chunk.data.formats import choose
 from serl_chunk.data.frames import Frames, decode_image, with_repeated_frames
-from serl_chunk.data.source import Format, ReadOptions, take_fraction
+from serl_chunk.data.source import Format, ReadOptions, Source, take_fraction
 from serl_chunk.data.validate import check_episode
 from serl_chunk.runs import journal_index
-from serl_chunk.runs.folder import CONFIG, RUN_LOCK, read_config
+from serl_chunk.runs.folder import CONFIG, RUN_LOCK, read_config, read_json
 from serl_chunk.runs.journal_index import LIMITS, EpisodeIndexEntry, Index, JournalFile, segments_of
 from serl_chunk.transport.storage import segment
 from serl_chunk.transport.wire import records
@@ -34,6 +37,12 @@ from serl_chunk.types import (
 )
 from serl_chunk_robot.wire import codec
 from serl_chunk_robot.wire.codec import Message, WireError
+
+JOURNAL = Path("journal") / "online"  # in the run folder
+DEMOS = "demos.json"  # in the run folder
+_OPTIONS = (  # of ReadOptions
+    "color", "hz", "success", "scores", "reward_every_step", "env", "env_if_judged", "env_reward", "solved", "task",
+)  # fmt: skip
 
 
 class FrameLocation(NamedTuple):
@@ -75,9 +84,6 @@ class JournalFrames(Frames):
         if len(data) != piece.size:
             raise DataError(f"{self._where}: {file.path} ends inside a frame; it was cut since it was indexed")
         return data
-
-
-JOURNAL = Path("journal") / "online"  # in the run folder
 
 
 class RunSource:
@@ -174,11 +180,8 @@ class RunSource:
                         blocks.append(record)
                     elif isinstance(record, End):
                         end = record
-                        if end.final_observation is not None:  # decodes its images
-                            arrays = {k: np.asarray(v) for k, v in end.final_observation.items()}
-                            end = end._replace(final_observation=arrays)
             assert begin is not None
-            episode = Episode(begin, *with_repeated_frames(joined(blocks, frames.rows(segments)), end))
+            episode = assembled(begin, blocks, end, frames.rows(segments))
         except WireError as error:
             raise DataError(f"{where}: an entry of the journal is no record: {error}; leave it out") from error
         for amend in entry.amends:
@@ -270,8 +273,16 @@ class _Images:
         return out
 
 
-def joined(blocks: list[StepBlock], images: dict[str, SparseRows]) -> StepBlock:
-    """Join consecutive blocks of one episode, and add `images`. Raises WireError."""
+def assembled(
+    begin: Begin, blocks: list[StepBlock], end: End, images: Mapping[str, SparseRows] = MappingProxyType({})
+) -> Episode:
+    """Join the records of an episode, and add `images`. JPEG images are decoded. Raises WireError."""
+    if end.final_observation is not None:
+        end = end._replace(final_observation={k: np.asarray(v) for k, v in end.final_observation.items()})
+    return Episode(begin, *with_repeated_frames(_joined(blocks, images), end))
+
+
+def _joined(blocks: list[StepBlock], images: Mapping[str, SparseRows]) -> StepBlock:
     sparse = {}
     for key in dict.fromkeys(key for b in blocks for key in b.sparse):
         parts = [(b.first_tick, b.sparse[key]) for b in blocks if key in b.sparse]
@@ -289,7 +300,7 @@ def joined(blocks: list[StepBlock], images: dict[str, SparseRows]) -> StepBlock:
         episode_id=blocks[0].episode_id, first_tick=0, action=np.concatenate([b.action for b in blocks]),
         observation={k: np.concatenate([b.observation[k] for b in blocks]) for k in names},
         **{name: np.concatenate([getattr(b, name) for b in blocks]) for name in STEP_COLUMNS},
-        sparse=sparse | images,
+        sparse={**sparse, **images},
     )  # fmt: skip
 
 
@@ -307,3 +318,67 @@ def spec_of_run(path: Path) -> RobotSpec:
 
 
 FORMAT = Format("run", is_run, RunSource)
+
+
+def note_of(demos: DemoSet, options: ReadOptions | None) -> dict[str, Any]:
+    """Return the content of `demos.json`: the demonstrations that the current process reads, in their order."""
+    options = options or ReadOptions()
+    origins = [
+        o._asdict() | {"path": str(o.path.expanduser().resolve()), "steps": len(e.steps.action)}
+        for o, e in zip(demos.origins, demos.episodes, strict=True)
+    ]
+    return {"digest": demos.digest, "options": {name: getattr(options, name) for name in _OPTIONS}, "episodes": origins}
+
+
+class RunDemos:
+    """See data.source.Source: the demonstrations of a run's `demos.json`, not cut at their first success.
+
+    A key is an episode's number. Of `options`, `cameras`, `task` and `proportion` are used. Raises ConfigError where
+    the run noted none.
+    """
+
+    format = "run demonstrations"
+
+    def __init__(self, path: Path | str, options: ReadOptions | None = None):
+        self.path, self._given = Path(path), options or ReadOptions()
+        self.spec: RobotSpec = spec_of_run(self.path)
+        self.hz: float | None = self.spec.control_hz
+        noted = read_json(self.path / DEMOS)
+        try:
+            read = dict(noted["options"])
+            read["scores"] = tuple((name, reward) for name, reward in read["scores"])
+            self._options = ReadOptions(**{name: read[name] for name in _OPTIONS})
+            self._origins = [Origin(Path(e["path"]), e["format"], e["key"], e["digest"]) for e in noted["episodes"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{self.path / DEMOS} is damaged ({error!r})") from error
+        self._open: tuple[tuple[Path, str], Source] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_open": None}
+
+    def keys(self) -> list[str]:
+        keys = [f"{i:06d}" for i in range(len(self._origins))]
+        return take_fraction(keys, self._given.proportion) if keys else keys
+
+    def read(self, key: str) -> Episode:
+        """See Source. Raises DataError also where a file is not what it was when the run read it."""
+        origin = self._origins[int(key)]
+        if not origin.path.exists():
+            raise DataError(f"{origin.path}: the demonstration that {self.path} was started with is gone")
+        given, at = self._given, (origin.path, origin.format)
+        options = dataclasses.replace(
+            self._options, spec=given.spec or self.spec, cameras=given.cameras, task=given.task or self._options.task
+        )
+        if self._open is None or self._open[0] != at:
+            chosen = choose(origin.path, origin.format, (FORMAT,), parameter="demo_format")
+            self._open = (at, chosen.open(origin.path, options))
+        source = self._open[1]
+        file, episode = file_of(source, origin.key), source.read(origin.key)
+        if (content_digest(episode) if file is None else file_digest(file)) != origin.digest:
+            raise DataError(
+                f"{origin.path}: episode {origin.key} is not what it was when {self.path} read it: its content changed"
+            )
+        return episode
+
+    def notes(self) -> list[str]:
+        return []

@@ -100,22 +100,16 @@ def _claim(path: Path, lock: IO[str], config: ExperimentConfig, spec: RobotSpec)
         if old.get("name") != config.name:
             text = f"{path} is a run of experiment {old.get('name')!r}, not {config.name!r}. Choose another folder"
             raise ConfigError(text, parameter="checkpoint_path")
-        _log_origin(path, old, config)
+        if unknown := _unknown_fields({k: v for k, v in old.items() if k not in OWN_FIELDS}, config):
+            remedy = f"Resume the run with {_writer(old)}, or remove the setting from the file"
+            raise ConfigError(f"{path / CONFIG}: this version has no setting {', '.join(unknown)}. {remedy}")
+        if old.get("serl_chunk") != version_info()._asdict():
+            logger.info("run folder %s was last written by %s", path, _writer(old))
         new["run_id"] = old.get("run_id", new["run_id"])
         settings = {name: value for name, value in old.items() if name not in _OF_PROCESS}
         for line in difference(settings, json.loads(json.dumps(new))):
             logger.info("config changed since the last start (the new value wins): %s", line)
     return {**new, "format": FORMAT, "serl_chunk": version_info()._asdict(), "process": _process()}, resumed
-
-
-def _log_origin(path: Path, old: dict[str, Any], config: ExperimentConfig) -> None:
-    """Log the version that wrote the run where it was another; raises ConfigError for fields unknown to this one."""
-    file = path / CONFIG
-    if unknown := _unknown_fields({k: v for k, v in old.items() if k not in OWN_FIELDS}, config):
-        remedy = f"Resume the run with {_writer(old)}, or remove the setting from the file"
-        raise ConfigError(f"{file}: this version has no setting {', '.join(unknown)}. {remedy}")
-    if old.get("serl_chunk") != version_info()._asdict():
-        logger.info("run folder %s was last written by %s", path, _writer(old))
 
 
 _OF_PROCESS = ("format", "serl_chunk", "process")  # fields of config.json that describe the process that wrote it

@@ -19,9 +19,16 @@ import msgpack
 import numpy as np
 
 from serl_chunk.transport.storage.journal import SUFFIX
-from serl_chunk.transport.storage.record_store import CORRECTION, PLACE, RECORD, RETIRED, TABLE, read_correction
+from serl_chunk.transport.storage.record_store import (
+    CORRECTION,
+    PLACE,
+    RECORD,
+    RETIRED,
+    TABLE,
+    SessionState,
+    read_correction,
+)
 from serl_chunk.transport.storage.segment import Found, scan
-from serl_chunk.transport.stream import SessionState
 from serl_chunk.transport.wire import records
 from serl_chunk.transport.wire.records import Item
 from serl_chunk.types import Amend, Begin, ConfigError, DataError, End, Outcome, Source
@@ -227,11 +234,6 @@ class _Open:
     length: int = 0
     discarded: bool = False
 
-    def add_steps(self, place: tuple[int, int, int], arrays: Mapping[str, np.ndarray]) -> None:
-        self.blocks.append(_Block.of(arrays))
-        self.places.append(place)
-        self.length += self.blocks[-1].steps
-
     def take_back(self) -> None:
         if self.blocks:
             self.places.pop()
@@ -344,7 +346,9 @@ class _Pass:
             self.counts["orphans"] += steps
             self._hole(session)
         else:
-            episode.add_steps(place, message.arrays)
+            episode.blocks.append(_Block.of(message.arrays))
+            episode.places.append(place)
+            episode.length += steps
 
     def _hole(self, session: str, why: str = "cut") -> None:
         """Close the session's episode where records of it are missing: a hole is never closed up."""

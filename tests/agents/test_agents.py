@@ -144,7 +144,7 @@ def test_trains_travels_acts_is_saved_and_goes_on(name, tmp_path):
             assert float(record["q_std"]) > 0
 
     store = CheckpointStore(tmp_path)
-    assert store.save(1, state, flat, {"mean": np.zeros(2, np.float32)}, {"env_steps": 0})
+    store.save(1, state, flat, {"mean": np.zeros(2, np.float32)}, {"env_steps": 0})
     store.close()
     restored = CheckpointStore(tmp_path).restore_state(drawn(agent, 5))
     assert restored is not None

@@ -19,11 +19,10 @@ from serl_chunk.cli.training import training_parser
 from serl_chunk.data.demos import load_demos
 from serl_chunk.data.formats.hdf5 import read_episode, write_episode
 from serl_chunk.data.source import ReadOptions, decode_images
-from serl_chunk.learner.demo_options import DemoOptions
+from serl_chunk.learner.offline_data import DemoOptions
 from serl_chunk.main import main
 from serl_chunk.replay.replay import Replay
-from serl_chunk.runs.demos import DEMOS, RunDemos, note_of
-from serl_chunk.runs.episodes import FORMAT, JOURNAL, RunSource
+from serl_chunk.runs.episodes import DEMOS, FORMAT, JOURNAL, RunDemos, RunSource, note_of
 from serl_chunk.runs.folder import write_json
 from serl_chunk.types import DataError, Outcome, Source
 

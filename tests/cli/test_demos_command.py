@@ -26,8 +26,7 @@ from serl_chunk.data.rotating_dataset import ShardedSource
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.learner import building
 from serl_chunk.learner.building import RunOptions
-from serl_chunk.learner.demo_options import DemoOptions, open_dataset, read_demos
-from serl_chunk.learner.offline_data import InitialData
+from serl_chunk.learner.offline_data import DemoOptions, InitialData, open_dataset, read_demos
 from serl_chunk.runs.folder import open_run
 from serl_chunk.runs.metrics import MetricsLog
 from serl_chunk.types import ConfigError, DataError, Outcome

@@ -16,14 +16,14 @@ from serl_chunk.main import main
 from serl_chunk.transport.client.link import LearnerLink
 from serl_chunk.transport.security.keys import ClientKeys, JoinToken
 from serl_chunk.transport.security.server import ServerKeys
-from serl_chunk.transport.server.handler import ServerHandler
 from serl_chunk.transport.server.server import LearnerServer
+from serl_chunk.transport.server.sessions import ServerHandler
 from serl_chunk.transport.wire.handshake import RefusedError
 from serl_chunk.types import ConfigError
 from serl_chunk_robot.wire.curve import fingerprint
 
 HERE = "127.0.0.1"
-CONFIG = TransportConfig(heartbeat=0.1, timeout_s=0.6)
+CONFIG = TransportConfig(timeout_s=0.6)
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ from serl_chunk.config.fields import value_at
 from serl_chunk.config.presets import PRESETS
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.learner.building import RunOptions
-from serl_chunk.learner.demo_options import DemoOptions
+from serl_chunk.learner.offline_data import DemoOptions
 from serl_chunk.main import main
 from serl_chunk.runs.folder import open_run, read_config
 from serl_chunk.types import ConfigError, DataError

@@ -12,10 +12,16 @@ from checkpoint_tools import NORMALISER, flip_a_byte, restore, save, state_of
 from errors import naming
 
 from serl_chunk.main import main
-from serl_chunk.runs.checkpoints import CheckpointError, CheckpointStore, TimedCheckpoints
+from serl_chunk.runs.checkpoints import (
+    UNDONE,
+    CheckpointError,
+    CheckpointStore,
+    TimedCheckpoints,
+    kept_versions,
+    roll_back,
+)
 from serl_chunk.runs.folder import CONFIG, FORMAT, RUN_LOCK
 from serl_chunk.runs.metrics import METRICS_FILE
-from serl_chunk.runs.rollback import UNDONE, kept_versions, roll_back
 from serl_chunk.types import ConfigError
 
 VERSIONS = {0: 1, 40: 3, 80: 5, 120: 7}  # step -> version

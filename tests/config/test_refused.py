@@ -24,7 +24,6 @@ from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.config.overrides import apply_overrides
 from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import FakeAlohaConfig, GymConfig, OgbenchConfig
-from serl_chunk.config.transport import TransportConfig
 from serl_chunk.types import ConfigError
 
 TWO = (-1.0, 1.0)
@@ -58,9 +57,6 @@ REFUSED: list[tuple[Any, dict[str, Any], tuple[object, ...]]] = [
     (LearnerConfig, {"policy_batch_size": 2, "accumulate": 4}, ("learner.accumulate", 4, "policy_batch_size", 2)),
     (LearnerConfig, {"batch_size": 8, "accumulate": 3}, ("learner.accumulate", 3, "learner.batch_size", 8)),
     (LearnerConfig, {"utd_ratio": 0.1, "max_lag_steps": 9}, ("learner.max_lag_steps", 9, "utd_ratio", 10)),
-    (TransportConfig, {"timeout_s": 2.0}, ("transport.timeout_s", "heartbeats")),
-    (TransportConfig, {"piece_bytes": 65 << 20}, ("transport.piece_bytes", 65 << 20, "max_message_bytes", 64 << 20)),
-    (TransportConfig, {"spool_bytes": 1 << 20}, ("transport.credit_bytes", 33554432, "spool_bytes", 1048576)),
     (SacGripperConfig, {"choices": (1.0,)}, ("agent.gripper.choices", "(1.0,)")),
     (SacGripperConfig, {"choices": (1.0, 1.0)}, ("agent.gripper.choices", "(1.0, 1.0)")),
     (SacGripperConfig, {"choices": (0.0, 1.5)}, ("agent.gripper.choices", "(0.0, 1.5)", "[-1, 1]")),

@@ -10,7 +10,7 @@ from errors import naming
 from streamed_demos import LENGTH, demo_rows, episode, make_router, parts
 
 from serl_chunk.data.demos import short_digest
-from serl_chunk.learner.router import RecordRouter
+from serl_chunk.learner.service import RecordRouter
 from serl_chunk.transport.wire import records
 from serl_chunk.types import Amend, DataError, Outcome
 from serl_chunk_robot.wire import codec
@@ -22,7 +22,7 @@ ROWS = LENGTH + 1
 
 def feed(router: RecordRouter, rows, session=SESSION) -> None:
     for record in rows:
-        router.insert(session, record)
+        router.insert(session, record, demonstrations=True)
 
 
 def test_one_is_in_the_demo_partition_with_its_end_and_counts_nowhere():
@@ -81,7 +81,7 @@ def test_actors_episodes_go_on_next_to_them_and_a_later_label_reaches_it():
     begin, *others = parts(episode(5, "online"))
     for a, b in zip([begin._replace(demonstration=False), *others], parts(episode(0)), strict=True):
         router.insert("actor/a", a)
-        router.insert(SESSION, b)
+        router.insert(SESSION, b, demonstrations=True)
     assert demo_rows(replay) == (1, ROWS, 1)
     assert router.take().env_steps == LENGTH
     router.insert(SESSION, Amend("d0", Outcome.FAILURE, "operator"))
@@ -96,7 +96,7 @@ def test_frames_come_with_it(quality):
     replay, router = make_router(("top",))
     for first, record in enumerate(parts(episode(0))):
         frames = [bytes(f) for f in records.encode_record(record, first, jpeg_quality=quality)]
-        router.insert(SESSION, records.decode_record(codec.decode(frames, Limits(1 << 24, 64)))[1])
+        router.insert(SESSION, records.decode_record(codec.decode(frames, Limits(1 << 24, 64)))[1], demonstrations=True)
     batch = replay.sample(np.random.default_rng(0), 16)
     ticks = np.rint(batch.observations["state"][:, 1]).astype(int)
     assert set(ticks) > {0, LENGTH - 1}

@@ -22,8 +22,7 @@ from serl_chunk.learner.building import RunOptions
 from serl_chunk.learner.schedule import Phase
 from serl_chunk.replay.replay import Ready, Replay
 from serl_chunk.robots.registry import make_env, robot_spec
-from serl_chunk.runs.checkpoints import CheckpointStore
-from serl_chunk.runs.rollback import kept_versions, roll_back
+from serl_chunk.runs.checkpoints import CheckpointStore, kept_versions, roll_back
 from serl_chunk.types import ConfigError, Snapshot
 
 pytestmark = [pytest.mark.compiles, pytest.mark.usefixtures("quick")]

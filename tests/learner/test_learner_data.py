@@ -15,7 +15,7 @@ from serl_chunk.cli.local import train_local
 from serl_chunk.config.experiment import ChunkConfig, NormaliserConfig
 from serl_chunk.data.demos import load_demos
 from serl_chunk.data.frames import observation_at
-from serl_chunk.learner import demo_options as demos_command
+from serl_chunk.learner import offline_data as demos_command
 from serl_chunk.learner.building import RunOptions
 from serl_chunk.learner.offline_data import InitialData, OfflineData
 from serl_chunk.learner.schedule import Phase

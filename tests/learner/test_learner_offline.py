@@ -16,10 +16,10 @@ from serl_chunk.cli import learner as learner_command
 from serl_chunk.cli.learner import train_offline
 from serl_chunk.cli.local import train_local
 from serl_chunk.data.demos import load_demos
-from serl_chunk.learner import demo_options as demos_command
+from serl_chunk.learner import offline_data as demos_command
 from serl_chunk.learner.building import RunOptions
-from serl_chunk.learner.demo_options import DemoOptions
 from serl_chunk.learner.learner import Learner
+from serl_chunk.learner.offline_data import DemoOptions
 from serl_chunk.learner.schedule import Phase
 from serl_chunk.learner.trainers.phases import PhaseTrainer
 from serl_chunk.learner.training_stats import TrainingStats

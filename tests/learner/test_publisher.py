@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from errors import naming
 
-from serl_chunk.learner.publisher import SnapshotPublisher
+from serl_chunk.learner.learner import SnapshotPublisher
 from serl_chunk.types import DataError
 
 

@@ -22,12 +22,12 @@ from serl_chunk.data.demos import short_digest
 from serl_chunk.learner import service as service_module
 from serl_chunk.learner.service import LearnerService
 from serl_chunk.robots.registry import robot_spec
-from serl_chunk.runs.amend_requests import request
+from serl_chunk.runs.amend import request
 from serl_chunk.runs.episodes import RunSource
 from serl_chunk.runs.folder import RUN_LOCK, open_run
 from serl_chunk.transport.client.link import LearnerLink
 from serl_chunk.transport.server.sessions import SessionInfo
-from serl_chunk.transport.stream import SessionState
+from serl_chunk.transport.storage.record_store import SessionState
 from serl_chunk.transport.wire import records
 from serl_chunk.transport.wire.records import Item
 from serl_chunk.types import Amend, Begin, ConfigError, DataError, Outcome
@@ -125,7 +125,7 @@ def test_a_learner_that_runs_applies_an_operators_label(tmp_path, monkeypatch):
     monkeypatch.setattr(service_module, "CHECK_PERIOD", 0.0)
     run, inserted, answers = tmp_path / "run", [], []
     viewed.run_folder(run)
-    router = SimpleNamespace(insert=lambda session, record, position: inserted.append((session, record)), position=0)
+    router = SimpleNamespace(insert=lambda *args, demonstrations: inserted.append(args[:2]), position=0)
     with (run / RUN_LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with serving(run) as service:
@@ -145,7 +145,7 @@ def test_a_learner_that_runs_applies_an_operators_label(tmp_path, monkeypatch):
 def test_a_label_that_the_replay_refuses_does_not_end_the_session(tmp_path, monkeypatch):
     monkeypatch.setattr(service_module, "CHECK_PERIOD", 0.0)
 
-    def insert(session, record, position):
+    def insert(session, record, position, demonstrations):
         raise DataError(f"{record.episode_id} is amended before its end")
 
     def ask() -> None:

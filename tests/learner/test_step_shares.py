@@ -11,8 +11,7 @@ import pytest
 from ports import free_port
 from transport_tools import CONFIG, linked, serving, step
 
-from serl_chunk.learner.schedule import RateLimiter
-from serl_chunk.learner.step_shares import IDLE_S, NOTICE_S, StepShares
+from serl_chunk.learner.schedule import IDLE_S, NOTICE_S, RateLimiter, StepShares
 from serl_chunk.types import Begin, StepBlock
 
 LAG = 24

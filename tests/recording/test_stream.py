@@ -38,7 +38,7 @@ class Receiver:
         self.infos.add((info.actor_id, info.demonstrations))
         if hasattr(record, "init_state"):
             self.began.append(record.episode_id)
-        self.router.insert(f"{info.actor_id}/{info.session}", record)
+        self.router.insert(f"{info.actor_id}/{info.session}", record, demonstrations=info.demonstrations)
 
     def serving(self, port: int, **changes):
         return serving(

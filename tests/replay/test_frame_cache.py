@@ -10,7 +10,7 @@ from coded_replay import RNG, build, coded, windows
 from deferred_episodes import Files, One, lazy
 from errors import naming
 
-from serl_chunk.replay.frame_cache import FrameCache, cached_frames, copy_frames, frame_caches
+from serl_chunk.replay.frame_storage import FrameCache, cached_frames, copy_frames, frame_caches
 from serl_chunk.replay.replay import BatchLoader, Replay, Request
 from serl_chunk.types import CameraSpec, DataError, Source, SparseRows
 

@@ -92,5 +92,5 @@ def test_what_actors_record_is_scaled(jpeg):
                 replay.insert("s", as_jpeg(record) if jpeg else record)
     for replay in replays:
         replay.replace_demos([coded(10 + k, demonstration=True).episode() for k in range(3)])
-        replay.add_streamed_demo("t", coded(19, demonstration=True).episode())
+        replay.add_demo(coded(19, demonstration=True).episode(), session="t")
     same_windows(*replays)

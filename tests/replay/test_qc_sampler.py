@@ -8,7 +8,7 @@ from errors import naming
 
 from serl_chunk.data.demos import load_demos
 from serl_chunk.data.source import ReadOptions
-from serl_chunk.replay.qc_sampler import Rows, gather_adjacent
+from serl_chunk.replay.windows import Rows, gather_adjacent
 from serl_chunk.types import Amend, ConfigError, DataError, Outcome, StepBlock
 
 

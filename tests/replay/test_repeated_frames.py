@@ -22,11 +22,10 @@ from serl_chunk.actor.recorder import EpisodeRecorder
 from serl_chunk.data.formats.hdf5 import read_episode
 from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
 from serl_chunk.data.frames import with_repeated_frames
-from serl_chunk.replay.step_columns import HELD_COLUMNS
+from serl_chunk.replay.step_storage import HELD_COLUMNS
 from serl_chunk.runs.episodes import JOURNAL, RunSource
 from serl_chunk.runs.journal_index import JournalFile
-from serl_chunk.transport.storage.record_store import RecordStore
-from serl_chunk.transport.stream import SessionState, Verdict
+from serl_chunk.transport.storage.record_store import RecordStore, SessionState, Verdict
 from serl_chunk.transport.wire import records
 from serl_chunk.transport.wire.records import Item
 from serl_chunk.types import STEP_COLUMNS, Begin, Episode, Source, Step, StepBlock

@@ -14,7 +14,7 @@ from serl_chunk.config.agents.bc import BcConfig
 from serl_chunk.config.agents.language import LanguageConfig
 from serl_chunk.config.agents.pi0 import PI0_PRESETS
 from serl_chunk.data.prompts import ByteTokenizer, Prompts
-from serl_chunk.learner.router import RecordRouter
+from serl_chunk.learner.service import RecordRouter
 from serl_chunk.replay.memory import estimate_bytes
 from serl_chunk.types import PROMPT, PROMPT_MASK, Begin, DataError, Source
 

@@ -15,8 +15,7 @@ from errors import naming
 from journal_runs import LIMITS, Run
 
 from serl_chunk.replay.replay import Replay
-from serl_chunk.runs.amend import RunAmender
-from serl_chunk.runs.amend_requests import FOLDER
+from serl_chunk.runs.amend import FOLDER, RunAmender
 from serl_chunk.runs.episodes import JOURNAL, RunSource
 from serl_chunk.runs.folder import RUN_LOCK
 from serl_chunk.transport.storage.record_store import RecordStore

@@ -9,8 +9,8 @@ import time
 import pytest
 from errors import naming
 
-from serl_chunk.runs import amend_requests
-from serl_chunk.runs.amend_requests import FOLDER, AmendRequests, request
+from serl_chunk.runs import amend
+from serl_chunk.runs.amend import FOLDER, AmendRequests, request
 from serl_chunk.types import Amend, ConfigError, DataError, Outcome
 
 AMEND = Amend("e1", Outcome.FAILURE, "operator", terminated=False, reward=0.5)
@@ -90,7 +90,7 @@ def test_one_that_was_claimed_is_waited_for(tmp_path):
 
 
 def test_a_learner_that_is_killed_with_it_is_not_waited_for_forever_and_the_next_applies_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(amend_requests, "_CLAIMED_S", 0.1)
+    monkeypatch.setattr(amend, "_CLAIMED_S", 0.1)
     learner = AmendRequests(tmp_path, lambda *_: None)
     errors: list = []
 

@@ -7,9 +7,9 @@ from coded_replay import coded
 from journal_runs import Run
 from metric_logs import add_episode, open_log
 
-from serl_chunk.runs import films
-from serl_chunk.runs.films import film_training_episodes
 from serl_chunk.runs.metrics import Counters
+from serl_chunk.runs.report import tables
+from serl_chunk.runs.report.tables import film_training_episodes
 from serl_chunk.types import Source
 
 
@@ -36,8 +36,8 @@ class FakeVideo:
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    monkeypatch.setattr(films, "EpisodeVideo", FakeVideo)
-    monkeypatch.setattr(films, "ffmpeg_program", lambda: "ffmpeg")
+    monkeypatch.setattr(tables, "EpisodeVideo", FakeVideo)
+    monkeypatch.setattr(tables, "ffmpeg_program", lambda: "ffmpeg")
     FakeVideo.human = {}
     run = Run(tmp_path / "run")
     episodes = [coded(k, n, "success") for k, n in enumerate((12, 10, 9))]

@@ -6,8 +6,8 @@ import pytest
 from counting_robot import experiment
 from errors import naming
 
-from serl_chunk.runs.spool_folders import SpoolFolders
 from serl_chunk.transport.storage.journal import Journal
+from serl_chunk.transport.storage.spool import SpoolFolders
 from serl_chunk.types import ConfigError
 
 

@@ -6,8 +6,7 @@ import types
 import pytest
 from metric_logs import add_episode, add_evaluation, open_log
 
-from serl_chunk.runs.metrics import Counters, read_metrics
-from serl_chunk.runs.wandb import WANDB_ID_FILE
+from serl_chunk.runs.metrics import WANDB_ID_FILE, Counters, read_metrics
 
 
 class FakeWandb(types.ModuleType):

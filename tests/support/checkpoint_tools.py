@@ -26,8 +26,8 @@ def state_of(number: int) -> dict:
 def save(store: CheckpointStore, step: int, **more: int) -> bool:
     """Checkpoint `step`, complete on return; `more`: further fields of its meta data."""
     policy, meta = {"policy/kernel": np.full(4, step, np.float32)}, {"n": step, "updates": step, **more}
-    done = store.save(step, state_of(step), policy, NORMALISER, meta)
-    return store.wait() and done
+    store.save(step, state_of(step), policy, NORMALISER, meta)
+    return store.wait()
 
 
 def saved_run(folder: Path, steps: list[int]) -> Path:

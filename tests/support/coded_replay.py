@@ -4,7 +4,7 @@ import numpy as np
 from coded_episodes import SPEC, Coded, preprocess
 
 from serl_chunk.replay.replay import Replay
-from serl_chunk.replay.step_columns import HELD_COLUMNS
+from serl_chunk.replay.step_storage import HELD_COLUMNS
 from serl_chunk.types import HUMAN_DIMS, IMAGE_PREFIX, STATE, STEP_COLUMNS, DataError, Episode, SparseRows, StepBlock
 
 RNG = np.random.default_rng

@@ -90,5 +90,5 @@ def experiment() -> ExperimentConfig:
             checkpoint_period=10,
         ),
         actor=ActorConfig(clock="realtime"),
-        transport=TransportConfig(heartbeat=0.3, timeout_s=2.0),
+        transport=TransportConfig(timeout_s=2.0),
     )

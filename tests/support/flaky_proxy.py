@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from serl_chunk.transport.sockets import CHANNELS
+from serl_chunk.transport.wire.handshake import CHANNELS
 
 _CHUNK = 1 << 16
 _PACE_S = 0.02  # a throttled chunk is what the rate carries in this time: larger ones would make the link burst

@@ -19,8 +19,7 @@ from serl_chunk.cli import learner as learner_command
 from serl_chunk.cli.learner import make_learner
 from serl_chunk.data.demos import load_demos
 from serl_chunk.learner.building import RunOptions
-from serl_chunk.learner.learner import Learner
-from serl_chunk.learner.publisher import Publish
+from serl_chunk.learner.learner import Learner, Publish
 from serl_chunk.learner.schedule import Phase
 from serl_chunk.robots.registry import robot_spec
 from serl_chunk.runs.checkpoints import host_leaves

@@ -29,7 +29,6 @@ SMALL = {
     "learner.steps_per_update": 10,
     "learner.checkpoint_period": 20,
     "learner.log_period": 10,
-    "transport.heartbeat": 0.3,
     "transport.timeout_s": 2.0,
 }
 # Of the learner that several tests share: more updates than the run has, and none before actors have come.

@@ -10,7 +10,7 @@ from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.data.preprocess import Preprocess
-from serl_chunk.learner.router import RecordRouter
+from serl_chunk.learner.service import RecordRouter
 from serl_chunk.replay.replay import Replay
 from serl_chunk.types import Begin, CameraSpec, End, Episode, Outcome, RobotSpec, Source, Step, StepBlock
 

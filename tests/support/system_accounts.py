@@ -11,10 +11,11 @@ import numpy as np
 
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport.storage.record_store import RecordStore
+from serl_chunk.transport.wire.handshake import MAX_ARRAYS
 from serl_chunk.types import Begin, End, Outcome, StepBlock
 from serl_chunk_robot.wire.codec import Limits
 
-LIMITS = Limits(TransportConfig().max_message_bytes, TransportConfig().max_arrays)
+LIMITS = Limits(TransportConfig().max_message_bytes, MAX_ARRAYS)
 Key = tuple[int, int, int]  # life, episode, tick
 
 

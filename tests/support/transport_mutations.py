@@ -15,12 +15,10 @@ import numpy as np
 import zmq
 from transport_tools import CONTRACT, end, shared, step
 
+from serl_chunk.transport.server.control_channel import Published, answer_pull
 from serl_chunk.transport.wire import handshake, records, snapshots
-from serl_chunk.transport.wire.handshake import Hello
-from serl_chunk.transport.wire.parts import encode_part
-from serl_chunk.transport.wire.probe import PAYLOAD, StatusRequest
-from serl_chunk.transport.wire.records import LOST
-from serl_chunk.transport.wire.snapshots import Published
+from serl_chunk.transport.wire.handshake import PAYLOAD, Hello, StatusRequest
+from serl_chunk.transport.wire.records import LOST, encode_part
 from serl_chunk.types import Amend, Begin, Outcome, Snapshot, StepBlock
 from serl_chunk_robot.wire import codec
 
@@ -50,7 +48,7 @@ def _one_of_each() -> list[Frames]:
     published = Published(Snapshot(3, {"a/w": np.ones((3, 4), np.float32), "b": np.arange(5)}), {"loss": 1.0})
     first, second = (leaf.digest for leaf in published.manifest.leaves)
     ranges = [[first, 0, 48], [second, 0, 40]]
-    piece = snapshots.answer_pull(codec.Message("", {"ranges": ranges}, {}, 0), [published], 1 << 20)
+    piece = answer_pull(codec.Message("", {"ranges": ranges}, {}, 0), [published], 1 << 20)
     token = {"token": b"\1" * 16}
     out = [records.encode_record(r, i) for i, r in enumerate(sent)]
     out += [hello.encode(), handshake.refusal("no", retry=True), published.announcement, piece]

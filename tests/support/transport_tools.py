@@ -14,11 +14,10 @@ import zmq
 
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport.client.link import LearnerLink
-from serl_chunk.transport.server.handler import ServerHandler
 from serl_chunk.transport.server.server import LearnerServer
-from serl_chunk.transport.storage.record_store import RecordStore
+from serl_chunk.transport.server.sessions import ServerHandler
+from serl_chunk.transport.storage.record_store import RecordStore, SessionState, Verdict
 from serl_chunk.transport.storage.spool import Spool
-from serl_chunk.transport.stream import SessionState, Verdict
 from serl_chunk.transport.wire import handshake, records
 from serl_chunk.transport.wire.handshake import Hello
 from serl_chunk.transport.wire.records import LOST, Item
@@ -26,7 +25,7 @@ from serl_chunk.types import Begin, End, Outcome, Record, Source, Step, StepBloc
 from serl_chunk_robot.wire import codec
 from serl_chunk_robot.wire.codec import Limits, Message
 
-CONFIG = TransportConfig(heartbeat=0.1, timeout_s=0.6, piece_bytes=1 << 18)
+CONFIG = TransportConfig(timeout_s=0.6)
 CONTRACT = {"robot": "fake", "horizon": "5"}
 LIMITS = Limits(64 << 20, 64)
 SHAPE = (12, 16, 3)  # of an image

@@ -57,7 +57,7 @@ def test_a_learner_on_another_port_is_found_by_a_restarted_actor(lab):
 def test_a_thin_line_for_everything_carries_policies_and_records(lab):
     """Both take several time-outs: 60 kB of policy and a backlog of steps at 10 kB/s, heartbeats on the same line."""
     port = free_port()
-    thin = ("--config.transport.timeout_s=0.8", "--config.transport.heartbeat=0.2", "--config.agent.flow.hidden=96,96")
+    thin = ("--config.transport.timeout_s=0.8", "--config.agent.flow.hidden=96,96")
     with flaky(port, lab.port, shared=True, buffer=8192) as line:
         line.rate = 1e4
         learner, actor = lab.learner(*thin), lab.actor(*thin, "--port", str(port))

@@ -31,7 +31,7 @@ SIZES = {  # the base is far larger than what is trained
 LORA = {f"agent.pi0.{who}.{part}_rank": 4 for who in ("vlm", "expert") for part in ("attention", "mlp")}
 RUN = {
     "agent.pi0.trainable": "lora", "agent.policy_ema": 0.5, "robot.max_episode_steps": 40,
-    "actor.intervention": "none", "transport.snapshot_dtype": "bfloat16", "transport.heartbeat": 0.3,
+    "actor.intervention": "none", "transport.snapshot_dtype": "bfloat16",
     "transport.timeout_s": 5.0, "learner.batch_size": 8, "learner.pretrain_steps": 10, "learner.warmup_episodes": 2,
     "learner.max_steps": 1_000_000, "learner.steps_per_update": 5, "learner.checkpoint_period": 10,
     "learner.log_period": 5,

@@ -7,6 +7,7 @@ import transport_tools
 from key_tools import Clock
 from ports import free_port
 
+from serl_chunk.transport.client import snapshots
 from serl_chunk.transport.security.server import ServerKeys
 
 
@@ -16,6 +17,12 @@ def raw_actors():
     yield
     while transport_tools.RAW_ACTORS:
         transport_tools.RAW_ACTORS.pop().close()
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch):
+    """Snapshots of a few hundred kB come in several pieces."""
+    monkeypatch.setattr(snapshots, "_PIECE_BYTES", 1 << 18)
 
 
 @pytest.fixture

@@ -18,12 +18,15 @@ from transport_mutations import Mutator, Vandal, declared_sizes, valid_messages
 from transport_tools import CONFIG, CONTRACT, LIMITS, Inbox, linked, send_episode, serving, whole
 from transport_tools import RawActor as Actor
 
+from serl_chunk.transport.client.snapshots import Pull
+from serl_chunk.transport.server import sockets
+from serl_chunk.transport.server.control_channel import Published, answer_pull
 from serl_chunk.transport.storage.journal import Losses
 from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.transport.storage.spool import Spool
 from serl_chunk.transport.wire import records
-from serl_chunk.transport.wire.handshake import Hello
-from serl_chunk.transport.wire.snapshots import Manifest, Published, Pull, answer_pull
+from serl_chunk.transport.wire.handshake import MAX_ARRAYS, Hello
+from serl_chunk.transport.wire.snapshots import Manifest
 from serl_chunk.types import Begin, DataError, End, Snapshot, StepBlock
 from serl_chunk_robot.wire import codec
 from serl_chunk_robot.wire.codec import DTYPES, Limits, WireError
@@ -148,7 +151,7 @@ def test_a_spool_of_damaged_files_is_opened_or_refused_with_a_reason(tmp_path):
 # A live learner.
 
 
-def under_fire(folder, seconds: float, messages: int, threads: int, max_malformed: int) -> dict[str, float]:
+def under_fire(folder, seconds: float, messages: int, threads: int) -> dict[str, float]:
     """Vandals shout at a learner while a good actor sends episodes; all of those arrive, once and in order.
 
     What arrived is in the journal in `folder`, too.
@@ -156,11 +159,9 @@ def under_fire(folder, seconds: float, messages: int, threads: int, max_malforme
     Ends after `seconds` and at least `messages`; returns what the learner counted.
     """
     inbox, port = Inbox(), free_port()
-    config = dataclasses.replace(
-        CONFIG, max_malformed=max_malformed, max_message_bytes=1 << 22, max_arrays=16, timeout_s=5.0
-    )
+    config = dataclasses.replace(CONFIG, max_message_bytes=1 << 22, timeout_s=5.0)
     stop, trouble = threading.Event(), []
-    store = RecordStore(folder, Limits(config.max_message_bytes, config.max_arrays), min_steps=10**9)
+    store = RecordStore(folder, Limits(config.max_message_bytes, MAX_ARRAYS), min_steps=10**9)
     tokens = [b"\1" * 16]
 
     def on_record(info, record):
@@ -216,7 +217,7 @@ def under_fire(folder, seconds: float, messages: int, threads: int, max_malforme
         assert inbox.episodes() == {name: list(range(30)) for name in [*(f"e{i}" for i in range(episodes)), "last"]}
         counted = server.stats()
     store.close()
-    store = RecordStore(folder, Limits(config.max_message_bytes, config.max_arrays))
+    store = RecordStore(folder, Limits(config.max_message_bytes, MAX_ARRAYS))
     again = Inbox()
     for stored in store.replay():
         if stored.actor_id == "good":
@@ -230,8 +231,9 @@ def under_fire(folder, seconds: float, messages: int, threads: int, max_malforme
     "max_malformed",
     [pytest.param(8, id="limited", marks=pytest.mark.slow), pytest.param(10**9, id="every message read")],
 )
-def test_a_learner_under_fire_serves_a_good_actor(max_malformed, tmp_path):
-    counted = under_fire(tmp_path, 6.0, 500, 1, max_malformed)
+def test_a_learner_under_fire_serves_a_good_actor(max_malformed, tmp_path, monkeypatch):
+    monkeypatch.setattr(sockets, "MAX_MALFORMED", max_malformed)
+    counted = under_fire(tmp_path, 6.0, 500, 1)
     assert counted["malformed"] > 100
     assert (counted["ignored"] > 0) == (max_malformed == 8)
     assert counted["stale"] > 0
@@ -242,9 +244,10 @@ def test_a_learner_under_fire_serves_a_good_actor(max_malformed, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("max_malformed", [8, 10**9], ids=["limited", "every message read"])
-def test_a_hundred_thousand_messages_to_a_live_learner(max_malformed, tmp_path):
+def test_a_hundred_thousand_messages_to_a_live_learner(max_malformed, tmp_path, monkeypatch):
     start = time.monotonic()
-    counted = under_fire(tmp_path, 30.0, 100_000, 2, max_malformed)
+    monkeypatch.setattr(sockets, "MAX_MALFORMED", max_malformed)
+    counted = under_fire(tmp_path, 30.0, 100_000, 2)
     shown = ("sent", "malformed", "ignored", "stale", "refused", "rejected", "episodes", "tokens")
     print(f"\nin {time.monotonic() - start:.0f} s:", {k: int(counted[k]) for k in shown})
     assert counted["sent"] >= 100_000

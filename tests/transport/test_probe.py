@@ -20,15 +20,16 @@ from transport_tools import CONFIG, CONTRACT, LIMITS, Inbox, eventually, linked,
 
 from serl_chunk.cli.doctor import probe
 from serl_chunk.cli.doctor.probe import DiagnosticsClient
+from serl_chunk.transport.server import sockets
 from serl_chunk.transport.wire import handshake
-from serl_chunk.transport.wire.handshake import UnreachableError
-from serl_chunk.transport.wire.probe import (
+from serl_chunk.transport.wire.handshake import (
     AT_ONCE,
     MAX_ECHO_BYTES,
     PAYLOAD,
     PER_S,
     LearnerStatus,
     StatusRequest,
+    UnreachableError,
 )
 from serl_chunk.types import Snapshot
 from serl_chunk_robot.wire import codec
@@ -137,7 +138,7 @@ def test_a_flood_of_probes_is_dropped_while_actors_are_served(port):
             assert len(p.round_trips(1, 5)) == 1
 
 
-def test_a_malformed_probe_is_counted_and_not_answered(port):
+def test_a_malformed_probe_is_counted_and_not_answered(port, monkeypatch):
     about = {"actor_id": "a", "contract": {}}
     hostile = [
         echo(payload=np.zeros(MAX_ECHO_BYTES + 1, np.uint8)),
@@ -155,7 +156,8 @@ def test_a_malformed_probe_is_counted_and_not_answered(port):
             )
         ),
     ]  # fmt: skip
-    with serving(port, config=dataclasses.replace(CONFIG, max_malformed=10**6)) as server:
+    monkeypatch.setattr(sockets, "MAX_MALFORMED", 10**6)
+    with serving(port) as server:
         for n, frames in enumerate(hostile, 1):
             with raw(port) as s:
                 s.send_multipart(frames)
@@ -166,7 +168,7 @@ def test_a_malformed_probe_is_counted_and_not_answered(port):
 
 
 def test_a_message_beyond_the_limit_of_all_messages_is_no_probe(port):
-    config = dataclasses.replace(CONFIG, max_message_bytes=1 << 16, piece_bytes=1 << 16, credit_bytes=1 << 16)
+    config = dataclasses.replace(CONFIG, max_message_bytes=1 << 16)
     with serving(port, config=config) as server, raw(port) as s:
         s.send_multipart(echo(1, **{PAYLOAD: np.zeros((1 << 16) - 10, np.uint8)}))  # with its header: too much
         eventually(lambda: server.stats()["malformed"] == 1)

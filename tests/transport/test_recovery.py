@@ -25,7 +25,6 @@ from transport_tools import (
     whole,
 )
 
-from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport.server import sessions
 from serl_chunk.transport.storage.journal import JournalError
 from serl_chunk.transport.storage.record_store import RecordStore
@@ -33,7 +32,7 @@ from serl_chunk.transport.storage.spool import Spool
 from serl_chunk.transport.wire import records
 from serl_chunk.transport.wire.handshake import REFUSED, RefusedError
 from serl_chunk.transport.wire.records import LOST
-from serl_chunk.types import Begin, ConfigError, DataError, StepBlock
+from serl_chunk.types import Begin, DataError, StepBlock
 from serl_chunk_robot.wire import codec
 
 
@@ -234,18 +233,10 @@ def test_records_that_were_lost_on_the_way_end_their_episode(tmp_path):
         assert [type(r.record) for r in store.replay()] == [Begin, StepBlock, type(None)]
 
 
-def test_acknowledging_less_often_than_an_actor_waits_is_no_configuration():
-    with pytest.raises(
-        ConfigError, match=naming("transport.sync_interval", 3, "transport.durability", "power", "timeout_s", 5)
-    ):
-        TransportConfig(durability="power", sync_interval=3.0)
-    TransportConfig(durability="power", sync_interval=2.0)
-
-
 @pytest.mark.parametrize("lost", [False, True])
 def test_nothing_is_acknowledged_before_it_is_on_disk_and_all_is_once_the_disk_works(tmp_path, monkeypatch, lost):
     """`lost`: the system dropped what it could not write, and an fsync that succeeds proves nothing."""
-    config = dataclasses.replace(CONFIG, durability="power", sync_interval=0.05)
+    config = dataclasses.replace(CONFIG, durability="power")
     port, fsync, broken = free_port(), os.fsync, []
 
     def failing(fd):

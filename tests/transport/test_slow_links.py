@@ -105,7 +105,7 @@ def test_a_record_and_a_snapshot_that_take_longer_than_the_time_out_arrive_once(
     """480 kB and 300 kB at 400 kB/s with a time-out of 0.6 s; heartbeats share the line."""
     nbytes, steps = 480_000, 3
     params = {f"w{i}": np.random.default_rng(i).normal(size=75_000).astype(np.float32) for i in range(4)}
-    config, arrived = dataclasses.replace(CONFIG, piece_bytes=1 << 20), Arrived(nbytes)
+    config, arrived = CONFIG, Arrived(nbytes)
     options = {"encrypted": encrypted, "learner": learner, "config": config, "on_record": arrived}
     with throttled(tmp_path, **options) as (server, link, proxy):
         proxy.rate = 4e5
@@ -157,7 +157,7 @@ def test_a_snapshot_goes_on_where_the_connection_broke_though_newer_ones_are_pub
 def test_three_large_cameras_over_a_thin_line(tmp_path, rate):
     """2.76 MB a step, 11 s of time at 2 Mbit/s with a time-out of 2 s; a hundredth of it at 40 kbit/s."""
     nbytes, steps = (3 * 480 * 640 * 3, 3) if rate > 1e5 else (27_648, 2)
-    config, arrived = dataclasses.replace(CONFIG, heartbeat=0.3, timeout_s=2.0), Arrived(nbytes, 3)
+    config, arrived = dataclasses.replace(CONFIG, timeout_s=2.0), Arrived(nbytes, 3)
     with throttled(tmp_path, config=config, on_record=arrived) as (server, link, proxy):
         proxy.rate = rate
         send(link, "e", steps, nbytes, cameras=3)

@@ -10,7 +10,7 @@ from errors import naming
 from ports import free_port
 from transport_tools import Inbox, RawActor, block, end, eventually, linked, send_episode, serving, step
 
-from serl_chunk.transport.client import sender
+from serl_chunk.transport.client import outbox
 from serl_chunk.transport.wire import handshake, records
 from serl_chunk.transport.wire.handshake import RefusedError
 from serl_chunk.types import Amend, Begin, DataError, Outcome, SerlChunkError, StepBlock
@@ -82,13 +82,13 @@ def test_duplicates_are_trimmed_and_gaps_refused():
 @pytest.mark.parametrize("lost", [1, 3])
 def test_a_lost_message_is_sent_again(monkeypatch, lost):
     """The data connection swallows one, and the learner reports the gap; the first one has no successor."""
-    inbox, port, send, sent = Inbox(), free_port(), sender.try_send, []
+    inbox, port, send, sent = Inbox(), free_port(), outbox.try_send, []
 
     def swallow(s, frames):
         sent.append(frames)
         return True if len(sent) == lost else send(s, frames)
 
-    monkeypatch.setattr(sender, "try_send", swallow)
+    monkeypatch.setattr(outbox, "try_send", swallow)
     with serving(port, on_record=inbox) as server, linked(port) as link:
         link.begin(Begin("first"))
         if lost == 1:

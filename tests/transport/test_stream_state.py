@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from properties import examples
 
-from serl_chunk.transport.stream import SessionState, Verdict
+from serl_chunk.transport.storage.record_store import SessionState, Verdict
 from serl_chunk.transport.wire.records import AMEND, BEGIN, END, LOST, STEPS, Item
 
 START = SessionState("s", "a", 1, 0, 0, 0, None)

@@ -16,10 +16,11 @@ from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport.client.link import LearnerLink
 from serl_chunk.transport.security.keys import ClientKeys
 from serl_chunk.transport.security.server import ServerKeys
-from serl_chunk.transport.server.handler import ServerHandler
 from serl_chunk.transport.server.server import LearnerServer
+from serl_chunk.transport.server.sessions import ServerHandler
 from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.transport.storage.spool import Spool
+from serl_chunk.transport.wire.handshake import MAX_ARRAYS
 from serl_chunk.types import Begin, End, Outcome, Record, Snapshot, Source, Step, StepBlock
 from serl_chunk_robot.wire.codec import Limits
 from support.ports import free_port
@@ -30,7 +31,7 @@ HOST = "127.0.0.1"
 CONTRACT = {"benchmark": "transport"}
 MEMORY = Path("/dev/shm")
 CONFIG = TransportConfig()
-LIMITS = Limits(CONFIG.max_message_bytes, CONFIG.max_arrays)
+LIMITS = Limits(CONFIG.max_message_bytes, MAX_ARRAYS)
 KEPT_STEPS = 1 << 40  # in the journal: nothing is dropped
 STEP_OVERHEAD = 64  # what the outbox counts for a step beside its arrays
 WAIT = 300.0  # seconds until something that should have arrived counts as lost
@@ -114,11 +115,7 @@ class Actor:
         config = CONFIG
         if batch:
             step = next(workload.rows(cameras)).nbytes + STEP_OVERHEAD
-            largest = 4 * batch * step  # of a message
-            pieces = min(largest, TransportConfig.piece_bytes)
-            config = TransportConfig(
-                max_message_bytes=largest, piece_bytes=pieces
-            )  # a block takes a quarter of that at most
+            config = TransportConfig(max_message_bytes=4 * batch * step)  # a block takes a quarter of that at most
         memory = Path(tempfile.mkdtemp(dir=MEMORY if MEMORY.is_dir() else None))  # removed with its spool
         self._link = LearnerLink(
             config,

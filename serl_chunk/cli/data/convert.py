@@ -21,8 +21,7 @@ from serl_chunk.data.convert.manifest import NAME as MANIFEST
 from serl_chunk.data.encoder_weights import read_resnet10, write_weights
 from serl_chunk.data.formats.episodes import EpisodeFiles
 from serl_chunk.data.source import Json, ReadOptions, Sink, Source
-from serl_chunk.runs.demos import RunDemos
-from serl_chunk.runs.episodes import RunSource, is_run
+from serl_chunk.runs.episodes import RunDemos, RunSource, is_run
 from serl_chunk.types import ConfigError, DataError, Outcome
 from serl_chunk.types import Source as Acted
 

@@ -17,10 +17,10 @@ from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.io import format_bytes
 from serl_chunk.outcomes.classifier import Classifier
-from serl_chunk.runs.spool_folders import SpoolFolders, largest_episode_bytes
-from serl_chunk.transport.sockets import CHANNELS
-from serl_chunk.transport.storage import files
+from serl_chunk.transport.storage import journal
+from serl_chunk.transport.storage.spool import SpoolFolders, largest_episode_bytes
 from serl_chunk.transport.wire import records
+from serl_chunk.transport.wire.handshake import CHANNELS
 from serl_chunk.types import IMAGE_PREFIX, STATE, ConfigError, RobotSpec, Source, Step, StepBlock
 from serl_chunk_robot.wire import codec, sockets
 
@@ -262,7 +262,7 @@ def check_spool(config: ExperimentConfig, spec: RobotSpec, actor_id: str, root: 
         return failed(name, str(e), "choose another --actor_id")
     folder, size, episode = spools.folder, config.transport.spool_bytes, largest_episode_bytes(spec, config)
     disk = next(p for p in (folder, *folder.absolute().parents) if os.path.exists(p))
-    free = files.free_bytes(disk)
+    free = journal.free_bytes(disk)
     figures = {"spool_free_bytes": free, "largest_episode_bytes": episode, "spool_bytes": size}
     kept = f"an episode may take {format_bytes(episode)}, all that is kept {format_bytes(size)}"
     said, room = f"{folder}: {format_bytes(free)} free; {kept}", "make room, or give a --spool_path on another disk"

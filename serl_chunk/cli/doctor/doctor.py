@@ -23,10 +23,15 @@ from serl_chunk.io import format_bytes
 from serl_chunk.logs import quiet_libraries
 from serl_chunk.transport.security.client import UnencryptedPeerError, enroll
 from serl_chunk.transport.security.keys import ClientKeys
-from serl_chunk.transport.sockets import DEFAULT_PORT, check_port
 from serl_chunk.transport.wire import handshake
-from serl_chunk.transport.wire.handshake import RefusedError, UnreachableError
-from serl_chunk.transport.wire.probe import LearnerStatus, StatusRequest
+from serl_chunk.transport.wire.handshake import (
+    DEFAULT_PORT,
+    LearnerStatus,
+    RefusedError,
+    StatusRequest,
+    UnreachableError,
+    check_port,
+)
 from serl_chunk.types import ConfigError, RobotSpec, SerlChunkError
 from serl_chunk_robot.wire import sockets
 from serl_chunk_robot.wire.curve import fingerprint

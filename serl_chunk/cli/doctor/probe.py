@@ -17,10 +17,17 @@ import zmq
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport.security.client import KeyExchange, mechanism_at
 from serl_chunk.transport.security.keys import ClientKeys
-from serl_chunk.transport.sockets import CHANNELS
 from serl_chunk.transport.wire import handshake
-from serl_chunk.transport.wire.handshake import RefusedError, UnreachableError
-from serl_chunk.transport.wire.probe import MAX_ECHO_BYTES, PAYLOAD, Echo, LearnerStatus, StatusRequest
+from serl_chunk.transport.wire.handshake import (
+    CHANNELS,
+    MAX_ECHO_BYTES,
+    PAYLOAD,
+    Echo,
+    LearnerStatus,
+    RefusedError,
+    StatusRequest,
+    UnreachableError,
+)
 from serl_chunk_robot.wire import codec
 from serl_chunk_robot.wire.codec import Frame, Limits, Message, WireError
 from serl_chunk_robot.wire.sockets import try_receive, try_send

@@ -122,7 +122,7 @@ class PhaseTrainer(Trainer):
         return fields
 
     def work(self) -> bool:
-        agent = self._agent
+        agent, learner = self._agent, self._learner
         match self.phase:
             case Phase.PRETRAIN:
                 return self._pretrain(agent.update_policy, "policy", Phase.CRITIC_PRETRAIN)
@@ -130,7 +130,12 @@ class PhaseTrainer(Trainer):
                 following = Phase.OFFLINE if self._config.offline_steps else Phase.WARMUP
                 return self._pretrain(agent.update_critic, "critic", following)
             case Phase.OFFLINE:
-                return self._train_offline()
+                if learner.updates < self._config.offline_steps:
+                    self._update()
+                    self._checkpoint_if_due()
+                elif not learner.evaluate_if_due(now=True):
+                    self._begin_online()
+                return True
             case Phase.WARMUP:
                 return self._warm_up()
         return self.phase is Phase.TRAIN and self._train()
@@ -176,14 +181,6 @@ class PhaseTrainer(Trainer):
             self._enter(following)
             if following is Phase.OFFLINE:
                 learner.checkpoint()  # step 0: what pretraining alone achieves, and where a killed run goes on
-        return True
-
-    def _train_offline(self) -> bool:
-        if self._learner.updates < self._config.offline_steps:
-            self._update()
-            self._checkpoint_if_due()
-        elif not self._learner.evaluate_if_due(now=True):
-            self._begin_online()
         return True
 
     def _begin_online(self) -> None:

@@ -335,11 +335,6 @@ def panel_over(draw: Callable[[Axes, RunMetrics, str], bool], axis: tuple[str, s
     return panel
 
 
-def axes_of(metrics: RunMetrics) -> list[tuple[str, str]]:
-    """Return those of `AXES` along which the run advanced; wall time always."""
-    return [axis for axis in AXES if axis[0] not in NEVER or has_changed(metrics, axis[0])]
-
-
 def has_changed(metrics: RunMetrics, key: str) -> bool:
     """Return whether a counter of the rows is above 0 anywhere."""
     return any(row[key] for rows in metrics.values() for row in rows)

@@ -1,15 +1,20 @@
-"""The report of a run, made from its folder: `report.html` with its plots, `report.png` and `report.json`."""
+"""The report of a run, made from its folder: `report.html` with its plots, `report.png` and `report.json`.
+
+Also a page that compares several runs: final numbers side by side, curves over each other, settings that differ.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from serl_chunk.io import atomic_write, format_duration, format_spread, plural
-from serl_chunk.runs.demos import DEMOS
+import numpy as np
+
+from serl_chunk.io import atomic_write, format_duration, format_spread, os_reason, plural
+from serl_chunk.runs.episodes import DEMOS
 from serl_chunk.runs.evaluations import better_arm
 from serl_chunk.runs.folder import read_json
 from serl_chunk.runs.metrics import DEMONSTRATION_RECEIVED, Row, RunMetrics, read_metrics, succeeded_alone
@@ -19,13 +24,26 @@ from serl_chunk.runs.report.tables import (
     RobotTime,
     control_hz,
     episodes_section,
+    flatten,
     origin,
     read_settings,
     robot_time,
     settings_section,
 )
-from serl_chunk.viz.page import Html, facts, figure, note, page, section, table
-from serl_chunk.viz.plots import draw_or_say_why, new_figure, panels_svg, to_png
+from serl_chunk.types import ConfigError, DataError
+from serl_chunk.viz.page import Html, element, facts, figure, note, page, section, table
+from serl_chunk.viz.plots import (
+    add_legend,
+    downsample,
+    draw_or_say_why,
+    new_figure,
+    panels_svg,
+    percent_axis,
+    to_png,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 STARTS = {True: "held-out", False: "ignore the seed", None: "not compared"}  # of an evaluation's `starts_repeat`
 LAST = 5  # checkpoints whose spread is shown
@@ -38,6 +56,10 @@ _EVALUATION_COLUMNS = (
     "arms",
 )  # fmt: skip
 
+_DASHES = ("-", "--", "-.", ":")
+_LOSS = "critic/critic_loss"
+_ROLLING = f"Mean of the last {panels.WINDOW} episodes."
+
 
 def build_report(run_dir: str | os.PathLike[str]) -> Path:
     """Write `report.html`, `.png` and `.json` into the run folder, replacing older ones whole; return the first's path.
@@ -49,13 +71,20 @@ def build_report(run_dir: str | os.PathLike[str]) -> Path:
     report, limits = run / "report.html", panels.value_range(config)
     title = f"{config.get('name') or run.resolve().parent.name}: {run.resolve().name}"
     head = headline(metrics, config)
-    spent = _robot_time(run, metrics, config)
+    hz, noted = control_hz(config), run / DEMOS
+    demos = read_json(noted)["episodes"] if hz is not None and noted.exists() else []
+    spent = None if hz is None else robot_time(metrics, hz, [e["steps"] for e in demos if "steps" in e], WINDOW)
+    resumed = (
+        f"This run was resumed from a checkpoint: {metrics.superseded:,} rows that a previous process wrote after "
+        "that checkpoint are left out; the time they took is not."
+    )
+    damaged = f"{plural(metrics.bad_lines, 'line')} of metrics.jsonl skipped: damaged."
     known = {"headline": dict(head), "robot_time": spent and spent._asdict()}
     atomic_write(run / "report.json", json.dumps(known, indent=1).encode())
     atomic_write(run / "report.png", _summary(metrics, f"{title}\n{head[0][0]}: {head[0][1]}\n{head[1][1]}", limits))
     content = [
         facts([*head, *_robot_time_facts(spent)], large=2),
-        *map(note, _notes(metrics)),
+        *(note(text) for count, text in ((metrics.superseded, resumed), (metrics.bad_lines, damaged)) if count),
         *_figures(metrics, limits),
         section("Evaluations", *map(note, _spreads(metrics)), _evaluations(metrics, run), key="evaluations"),
         episodes_section(run, metrics, config),
@@ -87,14 +116,6 @@ def headline(metrics: RunMetrics, config: Mapping[str, Any]) -> list[tuple[str, 
     ]
 
 
-def _robot_time(run: Path, metrics: RunMetrics, config: Mapping[str, Any]) -> RobotTime | None:
-    hz, noted = control_hz(config), run / DEMOS
-    if hz is None:
-        return None
-    demos = read_json(noted)["episodes"] if noted.exists() else []
-    return robot_time(metrics, hz, [e["steps"] for e in demos if "steps" in e], WINDOW)
-
-
 def _robot_time_facts(spent: RobotTime | None) -> list[tuple[str, str]]:
     if spent is None or not spent.robot_minutes:
         return []
@@ -109,7 +130,7 @@ def _robot_time_facts(spent: RobotTime | None) -> list[tuple[str, str]]:
 
 
 def _figures(metrics: RunMetrics, limits: tuple[float, float] | None) -> list[Html]:
-    axes = panels.axes_of(metrics)
+    axes = [a for a in panels.AXES if a[0] not in panels.NEVER or panels.has_changed(metrics, a[0])]  # the run advanced
     n, rolling = len(metrics["episode"]), f"the mean of the last {WINDOW} episodes"
     no_episode = "No episode has finished in this run yet."
     no_training = "No training step has been logged in this run yet."
@@ -225,15 +246,6 @@ def _events(metrics: RunMetrics) -> Html:
     return table(("time", "critic updates", "event"), rows, "Nothing out of the ordinary was recorded.")
 
 
-def _notes(metrics: RunMetrics) -> list[str]:
-    resumed = (
-        f"This run was resumed from a checkpoint: {metrics.superseded:,} rows that a previous process wrote after "
-        "that checkpoint are left out; the time they took is not."
-    )
-    damaged = f"{plural(metrics.bad_lines, 'line')} of metrics.jsonl skipped: damaged."
-    return [text for count, text in ((metrics.superseded, resumed), (metrics.bad_lines, damaged)) if count]
-
-
 def _human(last: Row, hz: float | None) -> str:
     ticks, steps = last["human_ticks"], last["env_steps"]
     details = [format_duration(ticks / hz)] if hz else []
@@ -258,3 +270,117 @@ def _percent(share: float | None) -> str:
 
 def _measured(value: float | None, unit: str) -> str:
     return "unknown" if value is None else f"{value:.1f} {unit}"
+
+
+Rows = Callable[[RunMetrics], list[Row]]
+Curve = Callable[[RunMetrics, str], tuple[np.ndarray, np.ndarray]]  # of a run over a counter: x, y
+
+
+def build_comparison(run_dirs: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str] | None = None) -> Path:
+    """Write one HTML page that compares two runs or more, replacing an older one whole, and return its path.
+
+    By default it is `report_vs_<names of the others>.html` in the first run. Raises ConfigError for a run that is given
+    twice or a damaged `config.json`, DataError for a folder that is no run or a page that cannot be written.
+    """
+    runs = [Path(run) for run in run_dirs]
+    if len({run.resolve() for run in runs}) < len(runs):
+        raise ConfigError(f"must be different folders, got {', '.join(map(str, runs))}", parameter="run_dirs")
+    names = _names(runs)
+    metrics, configs = [read_metrics(run) for run in runs], [read_settings(run) for run in runs]
+    heads = [headline(m, c) for m, c in zip(metrics, configs, strict=True)]
+    differ = table(("setting", *names), differing_settings(configs), "All settings are the same.")
+    content = [
+        element("p", "Each run has its colour and line style in all plots."),
+        section("Final numbers", _side_by_side(names, heads), key="numbers"),
+        *(_curves(names, metrics, *plotted) for plotted in _PLOTS),
+        section("Settings that differ", differ, key="configuration"),
+        section("Origin", _side_by_side(names, map(origin, configs)), key="origin"),
+    ]
+    path = Path(out) if out is not None else runs[0] / f"report_vs_{'_'.join(names[1:]).replace('/', '-')}.html"
+    try:
+        atomic_write(path, page(" vs ".join(names), *content))
+    except OSError as error:
+        raise DataError(f"{path}: cannot write the comparison: {os_reason(error)}") from error
+    return path
+
+
+def differing_settings(configs: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """Return a row for each setting that is not the same in all runs: its path, then its value in each."""
+    flat = [
+        dict(flatten({k: v for k, v in c.items() if k not in ("serl_chunk", "process", "run_id")})) for c in configs
+    ]
+    paths = dict.fromkeys(path for each in flat for path in each)
+    rows = [(path, *(each.get(path, "absent") for each in flat)) for path in paths]
+    return [row for row in rows if len(set(row[1:])) > 1]
+
+
+def _side_by_side(names: Sequence[str], runs: Iterable[list[tuple[str, str]]]) -> Html:
+    rows = zip(*runs, strict=True)
+    return table(("", *names), [(row[0][0], *(value for _, value in row)) for row in rows])
+
+
+def _names(runs: Sequence[Path]) -> list[str]:
+    parts = [run.resolve().parts for run in runs]
+    depth = next(d for d in range(1, max(map(len, parts)) + 1) if len({p[-d:] for p in parts}) == len(parts))
+    return ["/".join(p[-depth:]) for p in parts]
+
+
+def _curve(rows: Rows, value: str | Callable[[Row], float], *, rolling: bool = True) -> Curve:
+    def curve(metrics: RunMetrics, key: str) -> tuple[np.ndarray, np.ndarray]:
+        chosen = rows(metrics)
+        y = np.array([row[value] if isinstance(value, str) else value(row) for row in chosen], float)
+        return panels.x_values(chosen, key), panels.rolling_mean(y) if rolling else y
+
+    return curve
+
+
+def _evaluated(metrics: RunMetrics) -> list[Row]:
+    rows = panels.evaluations(metrics)
+    return [row for row in rows if row.get("mode") == "mean"] or rows
+
+
+_PLOTS: tuple[tuple[str, str, str, Curve, bool], ...] = (  # title, y axis, caption, curve, whether it is a share
+    ("Success without intervention", "success", _ROLLING, _curve(panels.judged_episodes, succeeded_alone), True),
+    (
+        "Evaluations", "success", "Each at its checkpoint; intervals are in the runs' own reports.",
+        _curve(_evaluated, "success_rate", rolling=False), True,
+    ),
+    ("Return", "return", _ROLLING, _curve(panels.with_return, "episode/r"), False),
+    (
+        "Intervention share", "share of an episode's steps", _ROLLING,
+        _curve(panels.with_steps, lambda row: (row.get("intervention_steps") or 0) / row["episode/l"]), True,
+    ),
+    (
+        "Critic loss", _LOSS, "As logged.",
+        _curve(lambda metrics: [r for r in metrics["train"] if r.get(_LOSS) is not None], _LOSS, rolling=False), False,
+    ),
+)  # fmt: skip
+
+
+def _curves(
+    names: Sequence[str], runs: Sequence[RunMetrics], title: str, ylabel: str, caption: str, curve: Curve, share: bool
+) -> Html:
+    def panel(key: str, label: str) -> Callable[[Axes], bool]:
+        def draw(ax: Axes) -> bool:
+            drawn = False
+            for i, (name, metrics) in enumerate(zip(names, runs, strict=True)):
+                x, y = curve(metrics, key)
+                colour = panels.STYLES[i % len(panels.STYLES)][0]
+                style = _DASHES[(i + i // len(_DASHES)) % len(_DASHES)]
+                dot = "o" if len(x) <= 50 else None
+                ax.plot(*downsample(x, y), style, color=colour, marker=dot, ms=3, label=name)
+                drawn = drawn or bool(len(x))
+            if share:
+                percent_axis(ax, ylabel)
+            ax.set_ylabel(ylabel)
+            ax.set_xlabel(label)
+            add_legend(ax)
+            return drawn
+
+        return draw
+
+    axes = [panels.UPDATES, panels.AXES[0], panels.AXES[2]]
+    moved = [axis for axis in axes if axis[0] == "wall" or any(panels.has_changed(run, axis[0]) for run in runs)]
+    svg = panels_svg([panel(*axis) for axis in moved])
+    alt = f"Line charts of {title.lower()} of {' and '.join(names)}."
+    return section(title, figure(svg, alt, caption) if svg else note("No run has recorded any."), key=title.split()[0])

@@ -12,16 +12,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+import numpy as np
+
 from serl_chunk.config.agents.base import AgentConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import ABSENT, default_of
 from serl_chunk.config.overrides import to_dict
 from serl_chunk.config.robots import RobotConfig
-from serl_chunk.io import plural
+from serl_chunk.io import atomic_write, plural
+from serl_chunk.runs.episodes import RunSource
 from serl_chunk.runs.folder import CONFIG, OWN_FIELDS, read_config
-from serl_chunk.runs.metrics import Row, RunMetrics, succeeded_alone
+from serl_chunk.runs.metrics import Row, RunMetrics, read_metrics, succeeded_alone
+from serl_chunk.types import IMAGE_PREFIX, DataError, Episode, Source
 from serl_chunk.viz.page import Html, element, film, fold, join, note, section, table
-from serl_chunk.viz.video import MAX_FPS
+from serl_chunk.viz.video import MAX_FPS, EpisodeVideo, ffmpeg_program
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +35,7 @@ NOT_RECORDED = "not recorded"
 SHOWN = 20  # episodes of a table before the fold
 FOLDED = 1_000  # and behind it
 PLAYED = 4  # films of a table with a player; the others are links
+_COLUMNS = ("episode", "outcome", "steps", "return", "human", "after", "film")
 
 
 def read_settings(run: Path) -> dict[str, Any]:
@@ -145,9 +150,6 @@ def _seams(metrics: RunMetrics) -> str:
     )
 
 
-_COLUMNS = ("episode", "outcome", "steps", "return", "human", "after", "film")
-
-
 class _Episode(NamedTuple):
     """A row of a table of episodes."""
 
@@ -244,3 +246,53 @@ def robot_time(metrics: RunMetrics, hz: float, demo_steps: Sequence[int], window
 
 def _length(row: Row) -> int:
     return int(row.get("episode/l") or 0)
+
+
+def film_training_episodes(run: Path, n: int) -> int:
+    """Film the newest `n` training episodes that have frames to `videos/training/`, and return their number.
+
+    An episode belongs to the row of `metrics.jsonl` in the same place, counted from the end, if their lengths agree;
+    others are not filmed. Raises ConfigError (no journal, or no ffmpeg), DataError (no `metrics.jsonl`) and VideoError.
+    """
+    ffmpeg_program()
+    source, rows = RunSource(run), read_metrics(run)["episode"]
+    folder = (run / TRAINING_FILMS).parent
+    entries: list[dict[str, Any]] = []
+    keys = [key for key in source.keys() if not source.about(key).demonstration]  # those have no row
+    for back, key in enumerate(reversed(keys), 1):
+        if len(entries) == n or back > len(rows):
+            break
+        row, number = rows[-back], rows[-back]["number"]
+        if row.get("episode/l") != source.about(key).length:
+            continue
+        name = f"{number:06d}.mp4"
+        if not (folder / name).exists():
+            try:
+                if not _film(source.read(key), folder / name, source.spec.control_hz):
+                    logger.info("no films of training episodes: the journal of %s has no frames", run)
+                    break
+            except DataError as error:  # dropped by the learner meanwhile, or damaged
+                logger.warning("training episode %s is not filmed: %s", number, error)
+                continue
+        entries.append({"number": number, "file": name})
+    if entries:
+        atomic_write(run / TRAINING_FILMS, json.dumps(entries))
+    return len(entries)
+
+
+def _film(episode: Episode, path: Path, control_hz: float) -> bool:
+    """Write an episode's film, each camera's frame held until its next one; False without frames."""
+    cameras = {k: rows for k, rows in episode.steps.sparse.items() if k.startswith(IMAGE_PREFIX) and len(rows.index)}
+    if not cameras:
+        return False
+    video = EpisodeVideo(path, control_hz)
+    try:
+        for tick, source in enumerate(episode.steps.source):
+            at = {k: max(0, int(np.searchsorted(rows.index, tick, "right")) - 1) for k, rows in cameras.items()}
+            images = {k: np.asarray(rows.values[at[k]]) for k, rows in cameras.items()}
+            video.add(images, human=source == Source.HUMAN)
+        video.finish(path.name)
+    except BaseException:
+        video.discard()
+        raise
+    return True

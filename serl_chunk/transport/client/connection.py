@@ -2,75 +2,208 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 import time
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import zmq
 
 from serl_chunk.config.transport import TransportConfig
-from serl_chunk.transport.client.client_sockets import Address, ClientSockets
 from serl_chunk.transport.client.flow import AdaptiveTimeout
-from serl_chunk.transport.client.live import Introduction, LearnerStatus, LiveConnection, Presence
-from serl_chunk.transport.client.outbox import Outbox
-from serl_chunk.transport.client.sender import Arrived
-from serl_chunk.transport.client.snapshots import CheckpointFetches, SnapshotClient
+from serl_chunk.transport.client.outbox import Arrived, Outbox
+from serl_chunk.transport.client.snapshots import SnapshotClient
+from serl_chunk.transport.security.client import ConnectionFault, KeyExchange
 from serl_chunk.transport.security.keys import ClientKeys
 from serl_chunk.transport.wire import handshake
-from serl_chunk.transport.wire.handshake import RefusedError, Welcome
+from serl_chunk.transport.wire.handshake import CHANNELS, MAX_ARRAYS, Hello, RefusedError, Welcome
 from serl_chunk.types import SerlChunkError
 from serl_chunk_robot.wire import codec
-from serl_chunk_robot.wire.codec import Message, WireError
-from serl_chunk_robot.wire.sockets import try_send
+from serl_chunk_robot.wire.codec import Limits, Message, WireError
+from serl_chunk_robot.wire.sockets import Waker, try_receive, try_send
 
 log = logging.getLogger(__name__)
 
 _GOODBYE_MS = 200  # how long `close` waits for its goodbye to leave
 
 
-class Connection:
+class Address(NamedTuple):
+    """Where a learner is."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+class ClientSockets:
+    """DEALER sockets of one attempt after another to reach a learner, by channel. For the network thread.
+
+    `greet` introduces an attempt; no other is made before the time that `close` or `postpone` gave.
+    """
+
+    def __init__(self, config: TransportConfig, address: Address, keys: ClientKeys | None) -> None:
+        self._config = config
+        self._limits = Limits(config.max_message_bytes + codec.MAX_HEADER_BYTES, MAX_ARRAYS)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._exchange = KeyExchange(keys, address.host, address.port)
+        self._sockets: dict[str, zmq.Socket[bytes]] = {}  # empty: not open
+        self._greeted_at: float | None = None
+        self._retry_at = self._open_at = 0.0  # when the next attempt may be greeted, and opened
+
+    def __bool__(self) -> bool:
+        return bool(self._sockets)
+
+    def __getitem__(self, channel: str) -> zmq.Socket[bytes]:
+        return self._sockets[channel]
+
+    def open(self) -> None:
+        """Open the sockets where none are and it is time."""
+        if not self._sockets and time.monotonic() >= self._open_at:
+            self._sockets = {c: self._exchange.connect(self._context, self._config, c) for c in CHANNELS}
+            self._greeted_at = None
+
+    def poll(self, wait_s: float, waker: Waker, *, greets: bool, blocked: bool) -> tuple[list[str], bool]:
+        """Wait for a message, a wake-up, or room: for a greeting, and for data where these are `blocked`.
+
+        Returns the channels that have a message, and whether an exchange of keys has a result.
+        """
+        poller = zmq.Poller()
+        if (monitor := self._exchange.monitor) is not None:
+            poller.register(monitor, zmq.POLLIN)
+        for channel, s in self._sockets.items():
+            writing = (channel == "control" and greets and self._may_greet()) or (channel == "data" and blocked)
+            poller.register(s, zmq.POLLIN | (zmq.POLLOUT if writing else 0))
+        poller.register(waker.fileno(), zmq.POLLIN)
+        ready = dict(poller.poll(round(1000 * wait_s)))
+        if waker.fileno() in ready:
+            waker.drain()
+        channels = [c for c, s in self._sockets.items() if ready.get(s, 0) & zmq.POLLIN]
+        return channels, monitor is not None and monitor in ready
+
+    def messages(self, channel: str) -> Iterator[Message]:
+        """What has arrived on a channel, until it is closed. Raises WireError."""
+        while (s := self._sockets.get(channel)) is not None and (frames := try_receive(s)) is not None:
+            yield codec.decode(frames, self._limits)
+
+    def send(self, kind: str, **fields: Any) -> bool:
+        return try_send(self._sockets["control"], codec.encode(kind, fields))
+
+    def _may_greet(self) -> bool:
+        return self._greeted_at is None and time.monotonic() >= self._retry_at
+
+    def greet(self) -> float:
+        """Ask who is there, once; return the seconds since then."""
+        now = time.monotonic()
+        if self._greeted_at is not None:
+            return now - self._greeted_at
+        if self._may_greet() and self.send(handshake.WHO, protocol=handshake.PROTOCOL):
+            self._greeted_at = now
+        return 0.0
+
+    def fault(self, *, known: bool) -> ConnectionFault | None:
+        """See `KeyExchange.trouble`."""
+        return self._exchange.trouble(known=known)
+
+    def close(self, retry_in: float = 0.0) -> None:
+        """Close the sockets; the next ones are greeted in so many seconds."""
+        self._retry_at = time.monotonic() + retry_in
+        self._exchange.close()
+        for s in self._sockets.values():
+            s.close()
+        self._sockets.clear()
+
+    def postpone(self, seconds: float) -> None:
+        """Open no sockets for so long."""
+        self._open_at = time.monotonic() + seconds
+
+    def destroy(self, linger_ms: int) -> None:
+        self._exchange.close()
+        self._context.destroy(linger=linger_ms)
+
+
+class LearnerStatus:
+    """What the learner said last, and how long and how often there was a connection. Any thread may read it."""
+
+    def __init__(self) -> None:
+        self.finished: str | None = None  # why training is over
+        self.stalled = ""  # why the learner takes no records now
+        self.allowance: int | None = None  # steps the session may have recorded in all; None for no limit
+        self.connections = 0
+        self._allowance_number = 0  # of the newest allowance of this connection
+        self._lost_at: float | None = time.monotonic()
+        self._waited_s = 0.0
+
+    @property
+    def away(self) -> float:
+        """Seconds since the connection was lost, or since the start; 0 while there is one."""
+        return 0.0 if (since := self._lost_at) is None else time.monotonic() - since
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds without a connection in all."""
+        return self._waited_s + self.away
+
+    def _take_status(self, h: dict[str, Any]) -> None:
+        self._take_allowance(h)
+        finished = codec.field(h, "finished", (str, type(None)))
+        self.finished = None if finished is None else codec.shown(finished)
+        self.stalled = codec.shown(codec.text(h, "stalled"))
+
+    def _take_allowance(self, h: dict[str, Any]) -> None:
+        allowance, number = codec.field(h, "allowance", (int, type(None))), codec.count(h, "allowance_number")
+        if number > self._allowance_number:  # else a newer one came over the other socket
+            self.allowance, self._allowance_number = allowance, number
+
+    def _connected(self) -> None:
+        self._waited_s, self._lost_at = self.waited_s, None
+        self.connections += 1
+
+    def _disconnected(self, steps_recorded: int) -> None:
+        self._lost_at = time.monotonic() if self._lost_at is None else self._lost_at
+        self._allowance_number = 0
+        if self.allowance is not None:  # what it has not used is given to others
+            self.allowance = min(self.allowance, steps_recorded)
+
+
+@dataclasses.dataclass
+class _Live:
+    """A connection from the learner's welcome until it is lost."""
+
+    token: bytes
+    data_open: bool = False  # the learner has answered on the data socket
+    data_greeted: bool = False
+    connected_at: float = dataclasses.field(default_factory=time.monotonic)
+    heard_at: float = dataclasses.field(default_factory=time.monotonic)
+    ping_at: float = 0.0
+
+
+class Connection(LearnerStatus):
     """Three DEALER sockets and a thread, which sends what the outbox holds and pulls the newest snapshot.
 
     Attributes that other threads read are written whole; `news` is notified after each change.
     """
 
     def __init__(
-        self, config: TransportConfig, address: Address, introduction: Introduction, out: Outbox,
-        keys: ClientKeys | None,
-    ) -> None:  # fmt: skip
+        self, config: TransportConfig, address: Address, hello: Hello, out: Outbox, keys: ClientKeys | None
+    ) -> None:
+        """`hello`: what is the same for every learner and run, with a session for where no spool names one."""
+        super().__init__()
         self.error: SerlChunkError | None = None  # why it is permanently disconnected
         self.welcome: Welcome | None = None  # of the newest connection; None until `run` has sent one
         self.run = ""  # id of the run that answers, whose spool the outbox has; changes before `welcome`
         self.waiting = f"no learner answers at {address}"  # why there is no welcome yet
         self.news = threading.Condition()
-        self._status, self._presence = LearnerStatus(), Presence()
-        self._config, self._address, self._introduction = config, address, introduction
-        self._out, self._snapshots = out, SnapshotClient(config.piece_bytes, config.timeout_s)
-        self._fetches = CheckpointFetches(self._snapshots)
+        self._config, self._address, self._hello = config, address, hello
+        self._out, self._snapshots = out, SnapshotClient(config)
         self._timeout = AdaptiveTimeout(config.timeout_s, out.sender.flow, self._snapshots.flow)
         self._closing = False
-        self._live: LiveConnection | None = None  # None while disconnected
+        self._live: _Live | None = None  # None while disconnected
         self._sockets = ClientSockets(config, address, keys)
         self._thread = threading.Thread(target=self._run, name="serl-chunk-link", daemon=True)
-
-    @property
-    def finished(self) -> str | None:
-        """Why training is over."""
-        return self._status.finished
-
-    @property
-    def stalled(self) -> str:
-        """Why the learner takes no records now."""
-        return self._status.stalled
-
-    @property
-    def allowance(self) -> int | None:
-        """Steps the session may have recorded in all; None for no limit."""
-        return self._status.allowance
-
-    @property
-    def away(self) -> float:
-        """Seconds since the connection was lost, or since the start; 0 while there is one."""
-        return self._presence.away
 
     def close(self) -> None:
         """Stop with a goodbye. What is not acknowledged stays in the spool: call `flush` before."""
@@ -80,7 +213,7 @@ class Connection:
             self._thread.join()
         self._sockets.destroy(_GOODBYE_MS)
         self._out.waker.close()
-        self._out.close()
+        self._out.runs.close()
 
     def _run(self) -> None:
         try:
@@ -96,7 +229,7 @@ class Connection:
                 self._sockets.send(handshake.BYE, token=self._live.token, retired_at=self._out.retire())
 
     def _stop(self, error: SerlChunkError) -> None:
-        if self._presence.connections:  # before a welcome, the caller that waits for it gets the error, and prints it
+        if self.connections:  # before a welcome, the caller that waits for it gets the error, and prints it
             log.error("%s", error)
         self.error = error
         self._disconnect("stopped")
@@ -110,16 +243,18 @@ class Connection:
         self._sockets.open()
         wait = 0.0 if self._out.can_pack else min(0.1, self._config.heartbeat / 2)
         greets, blocked = self._live is None, self._out.sender.blocked
-        ready = self._sockets.poll(wait, self._out.waker, greets=greets, blocked=blocked)
-        changed = any([self._receive(channel) for channel in ready.channels])  # a list: each of them is read
+        channels, keys = self._sockets.poll(wait, self._out.waker, greets=greets, blocked=blocked)
+        changed = any([self._receive(channel) for channel in channels])  # a list: each of them is read
         self._out.pack()
-        if ready.keys:
+        if keys:
             self._check_keys()
         if not self._sockets:  # lost while receiving, or not open yet
             self._notify()
             return
         if self._live is None:
-            self._greet()
+            if self._sockets.greet() > self._timeout.seconds:
+                self.waiting = f"something listens at {self._address} but does not answer as a learner"
+                self._give_up("no answer")
         else:
             changed |= self._serve(self._live)
         if changed:
@@ -129,18 +264,17 @@ class Connection:
         """Drop the connection; the next turn opens another. What was in flight is sent again."""
         if self._live is not None:
             log.warning("connection to the learner at %s lost: %s", self._address, why)
-            self._presence.lost()
         self._live = None
-        self._status.disconnected(self._out.steps_recorded)
+        self._disconnected(self._out.steps_recorded)
         self._sockets.close(retry_in)
-        self._fetches.disconnected()
+        self._snapshots.disconnected()
 
     def _give_up(self, why: str) -> None:
         self._timeout.give_up()
         self._disconnect(why)
 
     def _check_keys(self) -> None:
-        known = self._presence.connections > 0
+        known = self.connections > 0
         if (trouble := self._sockets.fault(known=known)) is None:
             return
         if trouble.final:
@@ -151,11 +285,6 @@ class Connection:
         self._disconnect(trouble.sentence)
         self._sockets.postpone(trouble.retry_in)
 
-    def _greet(self) -> None:
-        if self._sockets.greet() > self._timeout.seconds:
-            self.waiting = f"something listens at {self._address} but does not answer as a learner"
-            self._give_up("no answer")
-
     def _on_identity(self, run: str) -> None:
         if run != self.run:
             if self.run:
@@ -164,7 +293,12 @@ class Connection:
             self.welcome, self.run = None, run
             self._out.attach(run)
         version = self._snapshots.version if run == self._snapshots.origin.run else -1
-        hello = self._introduction.hello(run, version, self._out.spool)
+        hello = self._hello._replace(run=run, version=version)
+        if (spool := self._out.spool) is not None:
+            hello = hello._replace(
+                session=spool.session, incarnation=spool.incarnation, first=spool.first, next=spool.next,
+                steps_before_first=spool.steps_before_first, steps_before_next=spool.steps,
+            )  # fmt: skip
         if not try_send(self._sockets["control"], hello.encode()):
             self._disconnect("no answer")
 
@@ -173,26 +307,51 @@ class Connection:
         welcome = Welcome(codec.field(h, "fields", dict), message.arrays, codec.text(h, "run"))
         self._out.connected(known=codec.field(h, "known", bool), seq=codec.count(h, "next"), arrived=_arrived(h))
         self._snapshots.connected(welcome.origin)
-        self._presence.connected()
-        self._live = LiveConnection(
-            codec.field(h, "token", bytes), self._sockets, self._out, self._snapshots, self._timeout,
-            self._config.heartbeat,
-        )  # fmt: skip
+        self._connected()
+        self._timeout.begin()
+        self._live = _Live(codec.field(h, "token", bytes))
         self._on_status(h)
         self.welcome = welcome  # last: a thread that waits for it finds everything else up to date
 
-    def _serve(self, live: LiveConnection) -> bool:
+    def _serve(self, live: _Live) -> bool:
         now = time.monotonic()
-        if live.is_silent(now):
+        if self._timeout.is_over(now - live.heard_at):
             self.waiting = f"the learner at {self._address} is silent"
             self._give_up("silent")
             return False
-        if why := live.send_records(now):
+        if why := self._send_records(live, now):
             self._give_up(why)
             return False
-        live.ping(now)
-        self._fetches.send(self._sockets.send, live.token)
-        return not self._introduction.demonstrations and self._snapshots.pump(self._sockets["snapshots"], live.token)
+        self._ping(live, now)
+        self._snapshots.send_request(self._sockets.send, live.token)
+        return not self._hello.demonstrations and self._snapshots.pump(self._sockets["snapshots"], live.token)
+
+    def _send_records(self, live: _Live, now: float) -> str:
+        """Return why the connection is no good; empty where it is."""
+        sender, snapshots = self._out.sender, self._snapshots
+        if live.data_open:
+            sender.pump(self._sockets["data"], live.token)
+        elif not live.data_greeted:  # it names the session: the learner buffers little of a connection without one
+            frames = [live.token, *codec.encode(handshake.PING, {})]
+            live.data_greeted = try_send(self._sockets["data"], frames)
+        if not live.data_open and self._out.flushed:  # nothing is late
+            sender.wait()
+        if self._timeout.is_over(now - sender.progress_at):
+            return "it acknowledges nothing"  # the data connection alone broke, with what was in it
+        if snapshots.flow.in_flight and self._timeout.is_over(now - snapshots.progress_at):
+            return "no piece of a snapshot comes"  # likewise
+        return ""
+
+    def _ping(self, live: _Live, now: float) -> None:
+        """Send a heartbeat where one is due."""
+        if now < live.ping_at:
+            return
+        idle = not (self._out.sender.in_flight_bytes or self._snapshots.flow.in_flight)
+        if idle and self._timeout.is_over(now - live.connected_at):
+            self._timeout.succeed()  # there is nothing to carry, and answers arrive
+        live.ping_at = now + self._config.heartbeat
+        live.data_greeted = False  # where the greeting was lost with its connection
+        self._sockets.send(handshake.PING, token=live.token, timeout_s=self._timeout.seconds)
 
     def _receive(self, channel: str) -> bool:
         changed = False
@@ -209,7 +368,7 @@ class Connection:
     def _on_message(self, channel: str, message: Message) -> bool:
         kind, h, live = message.kind, message.header, self._live
         if live is not None:
-            live.hear()
+            live.heard_at = time.monotonic()
         if kind == handshake.REFUSED:
             self._on_refused(h)
         elif kind == handshake.IDENTITY:
@@ -224,7 +383,7 @@ class Connection:
             return self._snapshots.receive(message)
         elif kind == handshake.ACK:
             live.data_open = True
-            self._status.take_allowance(h)
+            self._take_allowance(h)
             gap, arrived = codec.field(h, "gap", bool), _arrived(h)
             self._out.sender.acknowledged(codec.count(h, "next"), gap=gap, arrived=arrived)
         elif kind == handshake.STATUS:
@@ -233,7 +392,7 @@ class Connection:
             if h.get("token") == live.token:
                 self._disconnect("the learner was restarted")
         elif kind in (handshake.FETCHED, handshake.FETCH_FAILED):
-            self._fetches.receive(message)
+            self._snapshots.receive_checkpoint(message)
         else:
             raise WireError(f"unknown kind {kind!r}")
         return True
@@ -250,8 +409,8 @@ class Connection:
         self._disconnect("refused", retry_in=self._config.heartbeat)
 
     def _on_status(self, h: dict[str, Any]) -> None:
-        self._status.take(h)
-        if self._status.stalled:
+        self._take_status(h)
+        if self.stalled:
             self._out.sender.wait()
         self._snapshots.set_available_version(codec.field(h, "version", int))
         self._out.sender.acknowledged(codec.count(h, "next"))

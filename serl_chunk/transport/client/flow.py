@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
-from serl_chunk.transport.sockets import Clock
+from serl_chunk.transport.wire.handshake import Clock
 
 LEAST_BYTES = 4 << 10  # of a message that is part of something larger: below it the headers begin to cost
 _MESSAGES = 4  # in a full window: enough to hide the round trip, and each of them is a sign of progress
@@ -47,7 +47,7 @@ class Flow:
     def restart(self) -> None:
         self.in_flight = 0
         self._set_window(self._first_window)
-        self._pace = 0.0  # seconds per byte; 0 for unknown
+        self.pace = 0.0  # seconds per byte; 0 for unknown
         self._round_trip = self._aim_s / 2  # seconds: the shortest seen, and no more than this
 
     def slow_down(self) -> None:
@@ -81,7 +81,7 @@ class Flow:
         self.arrived += sent.nbytes
         if sent.nbytes >= LEAST_BYTES:  # of smaller ones the round trip is all that shows
             pace = (now - max(sent.at, self._arrived_at)) / sent.nbytes
-            self._pace = (self._pace + pace) / 2 if self._pace else pace
+            self.pace = (self.pace + pace) / 2 if self.pace else pace
         self._arrived_at = now
         if sent.at < self._changed_at:
             return
@@ -102,10 +102,6 @@ class Flow:
         if window >= _FIRST_WINDOW:
             self._first_window = _FIRST_WINDOW
 
-    @property
-    def needs_s(self) -> float:  # twice what the bytes on their way take at the current pace
-        return 2 * self.in_flight * (self._pace or _UNKNOWN_PACE)
-
 
 class AdaptiveTimeout:
     """Seconds of silence after which a connection is closed: `timeout_s`, and what the bytes on their way need.
@@ -123,7 +119,8 @@ class AdaptiveTimeout:
 
     @property
     def seconds(self) -> float:
-        return float(self._timeout_s * 2**self._futile + sum(f.needs_s for f in self._flows))
+        needed = sum(2 * f.in_flight * (f.pace or _UNKNOWN_PACE) for f in self._flows)
+        return float(self._timeout_s * 2**self._futile + needed)
 
     def begin(self) -> None:
         self._carried = self._total

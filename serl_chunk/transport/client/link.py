@@ -6,21 +6,18 @@ import logging
 import math
 import socket
 import time
+import uuid
 from collections.abc import Callable
 from typing import Any
 
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.io import format_bytes
-from serl_chunk.transport.client.client_sockets import Address
-from serl_chunk.transport.client.connection import Connection
-from serl_chunk.transport.client.live import Introduction
-from serl_chunk.transport.client.outbox import Outbox
-from serl_chunk.transport.client.run_spools import Spools
+from serl_chunk.transport.client.connection import Address, Connection
+from serl_chunk.transport.client.outbox import Outbox, Spools
 from serl_chunk.transport.security.client import UnencryptedPeerError, enroll
 from serl_chunk.transport.security.keys import ClientKeys
-from serl_chunk.transport.sockets import check_port
-from serl_chunk.transport.wire.handshake import UnreachableError, Welcome
-from serl_chunk.types import Amend, Begin, ConfigError, End, SerlChunkError, Snapshot, Step
+from serl_chunk.transport.wire.handshake import Hello, UnreachableError, Welcome, check_port
+from serl_chunk.types import ConfigError, SerlChunkError, Snapshot
 from serl_chunk_robot.wire import sockets
 
 log = logging.getLogger(__name__)
@@ -110,26 +107,12 @@ class LearnerLink(Connection):
                 f"no such host: {host!r} ({why}). Give the learner's name or IP address.", parameter="ip"
             ) from e
         out = Outbox(config, spools, largest_episode_bytes)
-        introduction = Introduction(actor_id, contract, demonstrations=demonstrations)
-        super().__init__(config, Address(host, port), introduction, out, keys)
+        about = (uuid.uuid4().hex, 1, actor_id, dict(contract), "", -1, 0, 0, 0, 0)
+        super().__init__(config, Address(host, port), Hello(*about, demonstrations=demonstrations), out, keys)
         self._keys = keys
-
-    # RecordSink. Arrays are handed over, not copied: they must not change afterwards.
-
-    def act_for(self, run: str) -> None:
-        self._out.act_for(run)
-
-    def begin(self, record: Begin) -> None:
-        self._out.begin(record)
-
-    def step(self, record: Step) -> None:
-        self._out.step(record)
-
-    def end(self, record: End) -> None:
-        self._out.end(record)
-
-    def amend(self, record: Amend) -> None:
-        self._out.amend(record)
+        # A RecordSink by its outbox: arrays are handed over, not copied, and must not change afterwards.
+        self.act_for, self.begin, self.step, self.end, self.amend = out.act_for, out.begin, out.step, out.end, out.amend
+        self.latest = self._snapshots.latest
 
     def connect(self, timeout: float | None = None, on_waiting: Callable[[str], None] = log.warning) -> Welcome:
         """Wait for the learner and introduce this actor.
@@ -191,7 +174,7 @@ class LearnerLink(Connection):
 
     def backlog(self, *, begun: bool) -> str:
         kept, limit = self._out.kept_bytes, self._config.spool_bytes
-        return backlog_line(kept, limit, self._out.room.largest_episode, self.away, self.stalled, begun=begun)
+        return backlog_line(kept, limit, self._out.largest_episode, self.away, self.stalled, begun=begun)
 
     def flush(self, timeout: float) -> bool:
         """Wait until the learner has every record; False after `timeout` seconds. Raises `error`."""
@@ -207,31 +190,27 @@ class LearnerLink(Connection):
             raise self.error
         return False
 
-    def latest(self) -> Snapshot | None:
-        """Return the newest complete snapshot of the current `welcome.origin`; its arrays are read-only."""
-        return self._snapshots.held
-
     def fetch_checkpoint(self, step: str, timeout: float) -> tuple[Snapshot, dict[str, Any]]:
         """Return a checkpoint ("latest", "best" or its step) and plain values about it.
 
         Raises FetchError with the learner's reason, UnreachableError after `timeout` seconds.
         """
-        request = self._fetches.request(step)
+        request = self._snapshots.request_checkpoint(step)
         self._out.waker.wake()
         try:
             # An error of the connection ends the wait too.
             if not self.wait_until(request.done.is_set, timeout):
                 raise UnreachableError(f"checkpoint {step!r} did not arrive within {timeout:g} s")
         finally:
-            self._fetches.forget()
+            self._snapshots.forget_checkpoint()
         if isinstance(request.result, SerlChunkError):
             raise request.result
         assert request.result is not None
         return request.result
 
     def stats(self) -> dict[str, float]:
-        snapshot, presence, out, spool = self.latest(), self._presence, self._out, self._out.spool
-        away = presence.away
+        snapshot, out, spool = self.latest(), self._out, self._out.spool
+        away = self.away
         arrived = None if snapshot is None else snapshot.arrived
         return {
             "retransmitted": out.sender.retransmitted,
@@ -245,8 +224,8 @@ class LearnerLink(Connection):
             "in_flight_bytes": out.sender.in_flight_bytes,
             "incarnation": 0 if spool is None else spool.incarnation,
             "connected": float(away == 0),
-            "connections": presence.connections,
-            "disconnected_s": presence.waited_s,
+            "connections": self.connections,
+            "disconnected_s": self.waited_s,
             "away_s": away,
             "snapshot_version": self._snapshots.version,
             "snapshot_age_s": -1.0 if arrived is None else time.monotonic() - arrived,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import logging
 import threading
 import time
 from collections import deque
@@ -12,15 +14,126 @@ from typing import Any
 import numpy as np
 import zmq
 
+from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport.client.flow import Flow, Sent
 from serl_chunk.transport.wire import handshake, snapshots
-from serl_chunk.transport.wire.snapshots import Manifest, Pull, Range
+from serl_chunk.transport.wire.snapshots import Manifest, Range
 from serl_chunk.types import PolicyOrigin, SerlChunkError, Snapshot
 from serl_chunk_robot.wire import codec
-from serl_chunk_robot.wire.codec import Message
+from serl_chunk_robot.wire.codec import Message, WireError
 from serl_chunk_robot.wire.sockets import try_send
 
+logger = logging.getLogger(__name__)
+
+_PIECE_BYTES = 1 << 20  # of a snapshot at most; less on a slow link
 _WINDOW = 4  # largest pieces in flight: enough to hide the round trip, few enough to leave the line to others
+
+
+class Pull:
+    """A snapshot on its way in: the leaves that arrived, the ranges that are requested, the ranges that are left."""
+
+    def __init__(self, manifest: Manifest, held: Mapping[bytes, np.ndarray], earlier: Pull | None = None) -> None:
+        """`held`: complete leaves by digest, not requested. `earlier`: a pull given up, whose equal leaves are kept."""
+        self.manifest = manifest
+        self._leaves = {leaf.digest: leaf for leaf in manifest.leaves}  # equal leaves are requested once
+        known = held if earlier is None else {**held, **earlier.arrived}
+        self.arrived: dict[bytes, np.ndarray] = {digest: known[digest] for digest in self._leaves if digest in known}
+        # Every byte that is missing is of one range: one that is left, or one that is requested.
+        self._buffers: dict[bytes, np.ndarray] = {}
+        self._missing: dict[bytes, int] = {}  # bytes
+        self._left: collections.deque[Range] = collections.deque()
+        self._requested: dict[tuple[Range, ...], tuple[Range, ...]] = {}  # request -> what of it is wanted
+        for digest in self._leaves:
+            if earlier is not None and digest in earlier._missing:
+                self._buffers[digest], self._missing[digest] = earlier._buffers[digest], earlier._missing[digest]
+            elif digest not in self.arrived:
+                self._begin(digest)
+        if earlier is not None:
+            common = earlier._missing.keys() & self._missing.keys()
+            self._left.extendleft(r for r in reversed(earlier._left) if r.digest in common)
+            for ranges, wanted in earlier._requested.items():
+                self._requested[ranges] = tuple(r for r in wanted if r.digest in common)
+
+    def _begin(self, digest: bytes) -> None:
+        nbytes = self._leaves[digest].nbytes
+        buffer = np.empty(nbytes, np.uint8)
+        if not nbytes:
+            self.arrived[digest] = buffer
+            return
+        self._buffers[digest], self._missing[digest] = buffer, nbytes
+        self._left.append(Range(digest, 0, nbytes))
+
+    @property
+    def complete(self) -> bool:
+        """Whether every leaf has arrived, and no request is open, be it of an earlier manifest."""
+        return not self._missing and not self._requested
+
+    def request(self, nbytes: int) -> tuple[Range, ...] | None:
+        """Return the next ranges to request, of at most `nbytes` together; None where everything is requested."""
+        group: list[Range] = []
+        while self._left and nbytes and len(group) < snapshots.MAX_RANGES:
+            digest, offset, left = self._left.popleft()
+            length = min(nbytes, left)
+            group.append(Range(digest, offset, length))
+            if length < left:
+                self._left.appendleft(Range(digest, offset + length, left - length))
+            nbytes -= length
+        ranges = tuple(group)
+        if ranges:
+            self._requested[ranges] = ranges
+        return ranges or None
+
+    def put_back(self, ranges: tuple[Range, ...]) -> bool:
+        """Leave ranges that were not sent, or that the server lacks, to another request. False: none is needed."""
+        wanted = self._requested.pop(ranges, ())
+        self._left.extendleft(reversed(wanted))
+        return bool(wanted)
+
+    def restart(self) -> None:
+        for ranges in list(self._requested):
+            self.put_back(ranges)
+
+    def receive(self, message: Message) -> tuple[Range, ...] | None:
+        """Take in a piece and return its ranges; None for one that is not awaited. Raises WireError."""
+        ranges = snapshots.decode_ranges(message.header)
+        if ranges not in self._requested:
+            return None
+        pieces = list(message.arrays.values())
+        if [(a.dtype, a.shape) for a in pieces] != [(np.uint8, (r.length,)) for r in ranges]:
+            found = ", ".join(f"{a.dtype} {a.shape}" for a in pieces) or "nothing"
+            raise WireError(f"a piece of {', '.join(str(r.length) for r in ranges)} bytes arrived as {found}")
+        wanted = self._requested.pop(ranges)
+        for r, data in zip(ranges, pieces, strict=True):
+            if r not in wanted:
+                continue  # of an earlier manifest
+            digest, offset, length = r
+            self._buffers[digest][offset : offset + length] = data
+            self._missing[digest] -= length
+            if not self._missing[digest]:
+                self._finish(digest)
+        return ranges
+
+    def _finish(self, digest: bytes) -> None:
+        leaf, data = self._leaves[digest], self._buffers.pop(digest)
+        del self._missing[digest]
+        check = snapshots.new_digest(leaf.dtype, leaf.shape)
+        check.update(data.data)
+        if check.digest() == digest:
+            self.arrived[digest] = data
+        else:
+            logger.error("%s of snapshot %d arrived damaged and is requested again", leaf.path, self.manifest.version)
+            self._begin(digest)
+
+    def result(self) -> Snapshot:
+        """Return the complete snapshot; its arrays are read-only."""
+        params = {}
+        for i, leaf in enumerate(self.manifest.leaves):
+            array = self.arrived[leaf.digest].view(leaf.dtype).reshape(leaf.shape)
+            if i in self.manifest.narrowed:
+                array = array.astype(np.float32)
+            array.flags.writeable = False
+            params[leaf.path] = array
+        return Snapshot(self.manifest.version, params, origin=self.manifest.origin)
 
 
 class FetchError(SerlChunkError):
@@ -43,68 +156,72 @@ class FetchRequest:
         self.done.set()
 
 
-class CheckpointFetches:
-    """The checkpoint that a caller waits for: requested by its thread, carried by the network thread."""
+class SnapshotClient:
+    """Keeps the newest snapshot complete, and fetches a checkpoint that a caller waits for.
 
-    def __init__(self, snapshots: SnapshotClient) -> None:
-        self._snapshots = snapshots
-        self._request: FetchRequest | None = None
-        self._count = 0
+    Used by the network thread; any thread may read `held`, and request and forget a checkpoint.
+    """
 
-    def request(self, step: str) -> FetchRequest:
-        """Raises FetchError while there is another request, until `forget`."""
-        if self._request is not None:
+    def __init__(self, config: TransportConfig) -> None:
+        largest = min(_PIECE_BYTES, config.max_message_bytes)
+        self.held: Snapshot | None = None
+        self.version = -1  # newest complete snapshot of `origin`
+        self.origin = PolicyOrigin()  # of the learner that the connection is to, and so of `held`
+        self.received_bytes = 0
+        self.pulled = 0  # snapshots completed
+        self.flow = Flow(most=_WINDOW * largest, largest=largest, timeout_s=config.timeout_s)
+        self.progress_at = 0.0  # when the last answer came, or none was awaited
+        self._timeout_s = config.timeout_s
+        self._leaves: Mapping[bytes, np.ndarray] = {}  # of the newest complete snapshot, by digest
+        self._announced: Manifest | None = None
+        self._pull: Pull | None = None
+        self._earlier: Pull | None = (
+            None  # given up, as the learner lacks leaves of it: the next one takes over from it
+        )
+        self._fetch: FetchRequest | None = None  # the request that `_pull` is about
+        self._fetches: deque[FetchRequest] = deque()  # whose manifests have arrived: pulled before anything else
+        self._wanted: FetchRequest | None = None  # the checkpoint that a caller waits for
+        self._fetch_count = 0
+        self._requests: dict[tuple[Range, ...], Sent] = {}  # not answered
+        self._subscribed = False
+        self._subscribed_at = 0.0
+        self._announcement_s = config.timeout_s  # how long an announcement may take
+
+    def latest(self) -> Snapshot | None:
+        """Return the newest complete snapshot of the learner of the newest welcome; its arrays are read-only."""
+        return self.held
+
+    def request_checkpoint(self, step: str) -> FetchRequest:
+        """Raises FetchError while there is another request, until `forget_checkpoint`."""
+        if self._wanted is not None:
             raise FetchError("another checkpoint is being fetched on this connection")
-        self._count += 1
-        self._request = FetchRequest(self._count, step)
-        return self._request
+        self._fetch_count += 1
+        self._wanted = FetchRequest(self._fetch_count, step)
+        return self._wanted
 
-    def forget(self) -> None:
-        self._request = None
+    def forget_checkpoint(self) -> None:
+        self._wanted = None
 
-    def send(self, send: Callable[..., bool], token: bytes) -> None:
-        request = self._request
+    def send_request(self, send: Callable[..., bool], token: bytes) -> None:
+        """Request the checkpoint that is waited for where that was not done on this connection."""
+        request = self._wanted
         if request is not None and not request.sent and request.manifest is None:
             request.sent = send(handshake.FETCH, token=token, request=request.number, step=request.step)
 
-    def receive(self, message: Message) -> None:
-        """Handle the learner's answer. Raises WireError."""
-        request = self._request
+    def receive_checkpoint(self, message: Message) -> None:
+        """Handle the learner's answer to that. Raises WireError."""
+        request = self._wanted
         if request is None or message.header.get("request") != request.number:
             return  # its caller gave up
         if message.kind == handshake.FETCH_FAILED:
             request.finish(FetchError(codec.shown(codec.text(message.header, "reason", 1 << 16))))
         else:
             request.manifest = Manifest.decode(message)
-            self._snapshots.fetches.append(request)
+            self._fetches.append(request)
 
     def disconnected(self) -> None:
-        if (request := self._request) is not None:
+        if (request := self._wanted) is not None:
             request.sent = False
-
-
-class SnapshotClient:
-    """Keeps the newest snapshot complete. Used by the network thread; any thread may read `held`."""
-
-    def __init__(self, piece_bytes: int, timeout_s: float) -> None:
-        self.held: Snapshot | None = None
-        self.version = -1  # newest complete snapshot of `origin`
-        self.origin = PolicyOrigin()  # of the learner that the connection is to, and so of `held`
-        self.received_bytes = 0
-        self.pulled = 0  # snapshots completed
-        self.flow = Flow(most=_WINDOW * piece_bytes, largest=piece_bytes, timeout_s=timeout_s)
-        self.progress_at = 0.0  # when the last answer came, or none was awaited
-        self._timeout_s = timeout_s
-        self._leaves: Mapping[bytes, np.ndarray] = {}  # of the newest complete snapshot, by digest
-        self._announced: Manifest | None = None
-        self._pull: Pull | None = None
-        self._given_up = False  # the learner lacks leaves of `_pull`, which the next pull takes over from
-        self._fetch: FetchRequest | None = None  # the request that `_pull` is about
-        self.fetches: deque[FetchRequest] = deque()  # whose manifests have arrived: pulled before anything else
-        self._requests: dict[tuple[Range, ...], Sent] = {}  # not answered
-        self._subscribed = False
-        self._subscribed_at = 0.0
-        self._announcement_s = timeout_s  # how long an announcement may take
 
     def connected(self, origin: PolicyOrigin) -> None:
         """Subscribe anew, and request again what did not arrive. Leaves are kept, by their digests.
@@ -115,25 +232,23 @@ class SnapshotClient:
         self._announced = None
         self.flow.restart()
         self._requests.clear()
-        if self._pull is not None:
-            self._pull.restart()
+        for pull in filter(None, (self._pull, self._earlier)):
+            pull.restart()
         if origin != self.origin:
             self.origin, self.held, self.version = origin, None, -1
-            waiting = [*self.fetches] if self._fetch is None else [self._fetch, *self.fetches]
-            self.fetches.clear()
+            waiting = [*self._fetches] if self._fetch is None else [self._fetch, *self._fetches]
+            self._fetches.clear()
             self._give_up()
             for request in waiting:
                 request.finish(FetchError("the learner was replaced while it sent the checkpoint. Fetch it again"))
 
     def _give_up(self) -> None:
-        self._given_up, self._fetch = self._pull is not None, None
+        self._earlier, self._pull, self._fetch = self._pull or self._earlier, None, None
 
     def set_available_version(self, version: int) -> None:
         """Note the learner's version. A lost announcement is requested again, at growing intervals."""
-        pulling = self._pull is not None and not self._given_up
-        if version <= self.version or self._announced is not None or pulling or not self._subscribed:
-            return
-        if time.monotonic() - self._subscribed_at > self._announcement_s:
+        busy = self._announced is not None or self._pull is not None or not self._subscribed
+        if version > self.version and not busy and time.monotonic() - self._subscribed_at > self._announcement_s:
             self._subscribed = False
             self._announcement_s *= 2
 
@@ -152,17 +267,17 @@ class SnapshotClient:
         if message.kind not in (snapshots.PIECE, snapshots.GONE):
             raise codec.WireError(f"unknown kind {message.kind!r}")
         ranges = snapshots.decode_ranges(message.header)
-        sent = self._requests.pop(ranges, None)
-        if sent is None or self._pull is None:
+        sent, pull = self._requests.pop(ranges, None), self._pull or self._earlier
+        if sent is None or pull is None:
             return False  # it was answered before
         self.progress_at = time.monotonic()
         if message.kind == snapshots.PIECE:
             self.flow.arrive(sent)
-            self._pull.receive(message)
+            pull.receive(message)
             self.received_bytes += sum(r.length for r in ranges)
             return False
         self.flow.cancel(sent)
-        if not self._pull.put_back(ranges) or self._given_up:
+        if not pull.put_back(ranges) or self._pull is None:
             return False
         fetch = self._fetch
         self._give_up()
@@ -189,16 +304,16 @@ class SnapshotClient:
         return changed
 
     def _current(self) -> Pull | None:
-        if self._pull is not None and not self._given_up:
+        if self._pull is not None:
             return self._pull
-        if self.fetches:
-            self._fetch = self.fetches.popleft()
+        if self._fetches:
+            self._fetch = self._fetches.popleft()
             manifest = self._fetch.manifest
         else:
             manifest, self._announced = self._announced, None
         if manifest is None:
             return None
-        self._pull, self._given_up = Pull(manifest, self._leaves, self._pull), False
+        self._pull, self._earlier = Pull(manifest, self._leaves, self._earlier), None
         return self._pull
 
     def _request(self, pull: Pull, socket: zmq.Socket[bytes], token: bytes) -> None:

@@ -14,9 +14,8 @@ from zmq.utils.monitor import recv_monitor_message
 
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport.security.keys import ClientKeys
-from serl_chunk.transport.sockets import CHANNELS
 from serl_chunk.transport.wire import handshake
-from serl_chunk.transport.wire.handshake import RefusedError, UnreachableError
+from serl_chunk.transport.wire.handshake import CHANNELS, RefusedError, UnreachableError
 from serl_chunk_robot.wire import codec, sockets
 from serl_chunk_robot.wire.codec import Frame, Limits, WireError
 from serl_chunk_robot.wire.curve import default_folder, fingerprint, to_bytes, use_keys

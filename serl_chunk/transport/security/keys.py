@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import msgpack
 
 from serl_chunk.io import atomic_path
-from serl_chunk.transport.sockets import DEFAULT_PORT
+from serl_chunk.transport.wire.handshake import DEFAULT_PORT
 from serl_chunk.types import ConfigError
 from serl_chunk_robot.wire.curve import (
     Pair,

@@ -19,8 +19,8 @@ from typing import Any, Literal
 import zmq
 
 from serl_chunk.transport.security.keys import THIS_MACHINE, ClientKeys, JoinToken, add_line, locked, write
-from serl_chunk.transport.sockets import Counters
 from serl_chunk.transport.wire import handshake
+from serl_chunk.transport.wire.handshake import Counters
 from serl_chunk.types import ConfigError
 from serl_chunk_robot.wire import codec
 from serl_chunk_robot.wire.codec import Frame, Message, WireError

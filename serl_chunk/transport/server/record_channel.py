@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import logging
 import math
 import time
 from collections.abc import Callable
 
-from serl_chunk.transport.server.handler import ServerHandler
-from serl_chunk.transport.server.sessions import TOKEN_BYTES, Session, SessionInfo, Sessions
+from serl_chunk.transport.server.sessions import TOKEN_BYTES, ServerHandler, Session, SessionInfo, Sessions
 from serl_chunk.transport.server.sockets import ServerSockets
 from serl_chunk.transport.storage.journal import JournalError
-from serl_chunk.transport.storage.record_store import RecordStore
-from serl_chunk.transport.stream import Verdict
+from serl_chunk.transport.storage.record_store import RecordStore, Verdict
 from serl_chunk.transport.wire import handshake, records
-from serl_chunk.transport.wire.parts import PART, Assembly, Part, decode_part
-from serl_chunk.transport.wire.records import LOST, Item
+from serl_chunk.transport.wire.records import LOST, PART, Assembly, Item, Part, decode_part
 from serl_chunk.types import Amend, DataError, Record, StepBlock
 from serl_chunk_robot.wire import codec
 from serl_chunk_robot.wire.codec import Frame, WireError, buffer_of
@@ -41,15 +39,11 @@ class RecordReceiver:
         self.sockets, self.sessions, self._counters = sockets, sessions, sockets.counters["data"]
         self._handler = handler
         self.store, self._wait_for_disk = store, sockets.config.durability == "power" and store is not None
-        self._ends: collections.deque[tuple[Session, Callable[[], None]]] = collections.deque()
-        self._corrections: collections.deque[tuple[str, str, Amend, Callable[[str], None]]] = collections.deque()
-        self._retry_at, self._trim_at = 0.0, math.inf
+        self._later: collections.deque[tuple[Session | None, Callable[[], None]]] = collections.deque()
+        self._retry_at = 0.0
+        self.trim_at = math.inf  # when old segments are dropped next; not before the store has been read back
         self._turned_at = time.monotonic()  # when the data thread last had nothing that it waited for
         self._touched: set[Session] = set()  # sent something since the last acknowledgement
-
-    def retain(self) -> None:
-        """Begin to drop old segments: the store has been read back."""
-        self._trim_at = 0.0
 
     def receive(self, identity: bytes, frames: list[Frame]) -> None:
         if not frames:
@@ -58,7 +52,7 @@ class RecordReceiver:
         if token.nbytes != TOKEN_BYTES:  # before it is copied
             raise WireError("no token")
         self._turned_at = time.monotonic()
-        self.end_episodes()
+        self.do_noted()
         with self.sessions.taking(bytes(token)) as session:
             if session is None:
                 self._counters["stale"] += 1
@@ -208,8 +202,8 @@ class RecordReceiver:
                 for session in self.sessions:
                     if session.live:
                         self._acknowledge(session, gap=True)  # send again what came meanwhile
-        if now >= self._trim_at:
-            self._trim_at = now + _RETRY_S
+        if now >= self.trim_at:
+            self.trim_at = now + _RETRY_S
             self.store.trim()
         if self._wait_for_disk:
             for session in self.sessions:
@@ -280,26 +274,16 @@ class RecordReceiver:
                 self._end(session, gone=gone)
 
         if settle or retire or closes:
-            self._ends.append((session, act))
+            self._later.append((session, act))
             self.sockets.wakers["data"].wake()
 
-    def end_episodes(self) -> None:
-        while self._ends:
-            session, act = self._ends.popleft()
-            with self.sessions.taking(session):
-                act()
-
     def correct_later(self, session: str, actor_id: str, amend: Amend, done: Callable[[str], None]) -> None:
-        """Note a correction that comes from no actor; any thread, once the store has been read back.
+        """Note a correction of a closed episode that comes from no actor; any thread, once the store was read back.
 
         The data thread writes it down, passes it to `on_record`, and calls `done` with why that failed, else "".
         """
-        self._corrections.append((session, actor_id, amend, done))
-        self.sockets.wakers["data"].wake()
 
-    def correct(self) -> None:
-        while self._corrections:
-            session, actor_id, amend, done = self._corrections.popleft()
+        def act() -> None:
             try:
                 if self.store is not None:
                     self.store.correct(session, actor_id, amend)
@@ -308,6 +292,16 @@ class RecordReceiver:
                 done(str(e))
             else:
                 done("")
+
+        self._later.append((None, act))
+        self.sockets.wakers["data"].wake()
+
+    def do_noted(self) -> None:
+        """Do what other threads noted, on the data thread."""
+        while self._later:
+            session, act = self._later.popleft()
+            with contextlib.nullcontext() if session is None else self.sessions.taking(session):
+                act()
 
     def _end(self, session: Session, *, gone: bool) -> None:
         if gone and session.state.open_episode is not None:

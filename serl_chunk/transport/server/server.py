@@ -7,19 +7,16 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from typing import Any
 
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport.security.server import ServerKeys
-from serl_chunk.transport.server.control_channel import ControlChannel
-from serl_chunk.transport.server.handler import ServerHandler
+from serl_chunk.transport.server.control_channel import ControlChannel, SnapshotChannel
 from serl_chunk.transport.server.record_channel import RecordReceiver
-from serl_chunk.transport.server.sessions import Session, Sessions
-from serl_chunk.transport.server.snapshot_channel import SnapshotChannel
+from serl_chunk.transport.server.sessions import ServerHandler, Session, Sessions
 from serl_chunk.transport.server.sockets import ServerSockets
-from serl_chunk.transport.sockets import check_port
 from serl_chunk.transport.storage.record_store import RecordStore
-from serl_chunk.types import Amend, ConfigError, SerlChunkError, Snapshot
+from serl_chunk.transport.wire.handshake import check_port
+from serl_chunk.types import ConfigError, SerlChunkError
 from serl_chunk_robot.wire import sockets
 
 logger = logging.getLogger(__name__)
@@ -78,8 +75,10 @@ class LearnerServer:
         self._error: BaseException | None = None
         self._stop = False
         self._sockets = ServerSockets(config, bind, port, keys)
-        self._snapshots = SnapshotChannel(self._sockets, self._sessions, self.run_id, handler)
+        self._snapshots = SnapshotChannel(self._sockets, self._sessions, self.run_id, handler, self.check)
+        self.publish = self._snapshots.publish
         self._receiver = RecordReceiver(self._sockets, self._sessions, store, handler)
+        self.correct = self._receiver.correct_later  # not before `resume`
         timeout = config.timeout_s if episode_timeout is None else episode_timeout
         self._control = ControlChannel(self._receiver, self._snapshots, handler, episode_timeout=timeout)
         self._threads = [
@@ -95,28 +94,12 @@ class LearnerServer:
         """Continue the sessions in the store. Call it after the store was read back, before `welcome` admits one."""
         if self._store is not None:
             self._sessions.restore(self._store.states.values(), time.monotonic())
-            self._receiver.retain()
-
-    def publish(self, snapshot: Snapshot, info: dict[str, Any]) -> None:
-        """Offer newer parameters, with plain values about them. For one thread, which hashes them (2 ms for 10 MB).
-
-        The arrays must not change afterwards. Raises ConfigError where the version does not go up, WireError for a
-        dtype that cannot be sent, and what `check` raises.
-        """
-        self.check()
-        self._snapshots.publish(snapshot, info)
+            self._receiver.trim_at = 0.0
 
     def finish(self, reason: str) -> None:
         """Send every actor, and any that still connects, the reason why training is over."""
         self._control.finished = reason
         self.push_allowances()
-
-    def correct(self, session: str, actor_id: str, amend: Amend, done: Callable[[str], None]) -> None:
-        """Take in a correction that comes from no actor, of a closed episode of `session`.
-
-        `done` is called by the data thread with why it failed, else with "". Not before `resume`.
-        """
-        self._receiver.correct_later(session, actor_id, amend, done)
 
     @property
     def stalled(self) -> str:
@@ -167,11 +150,10 @@ class LearnerServer:
     def _serve_data(self) -> None:
         while not self._stop:
             ready = self._sockets.wait_data(_POLL_S)
-            self._receiver.end_episodes()
+            self._receiver.do_noted()
             if ready:
                 self._sockets.deliver("data", self._receiver.receive)
             self._receiver.acknowledge()
-            self._receiver.correct()
             self._receiver.maintain(time.monotonic())
 
     def _serve_control(self) -> None:

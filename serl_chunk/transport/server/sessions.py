@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from serl_chunk.transport.stream import SessionState
+import numpy as np
+
+from serl_chunk.transport.storage.record_store import SessionState
 from serl_chunk.transport.wire import handshake
 from serl_chunk.transport.wire.handshake import Hello
-from serl_chunk.transport.wire.parts import Assembly
-from serl_chunk.transport.wire.records import Item
-from serl_chunk.types import SerlChunkError
+from serl_chunk.transport.wire.records import Assembly, Item
+from serl_chunk.types import Record, SerlChunkError, Snapshot
 
 TOKEN_BYTES = 16
 _MAX_TIMEOUTS = 20  # time-outs that an actor may ask for: a dead one must not hold its id for ever
@@ -59,23 +60,15 @@ class ActorConnection:
     finish_told: bool = False
     allowance_told: int | None = None
     holds: int | None = None  # version of the snapshot it holds, while it waits for an announcement
-    _gap_told: dict[str, Any] | None = None  # what had arrived when a gap was last reported
-
-    @property
-    def socket_ids(self) -> tuple[bytes, bytes, bytes]:
-        """By channel."""
-        return self.data_id, self.snapshots_id, self.control_id
+    gap_told: dict[str, Any] | None = None  # what had arrived when a gap was last reported
 
     def is_silent(self, now: float, timeout_s: float) -> bool:
         return now - self.heard_at > min(max(timeout_s, self.timeout_s), _MAX_TIMEOUTS * timeout_s)
 
     def tells_gap(self, arrived: dict[str, Any]) -> bool:
         """Whether to report a gap behind what has `arrived`: once, for what is in flight has the same gap."""
-        told, self._gap_told = self._gap_told == arrived, arrived
+        told, self.gap_told = self.gap_told == arrived, arrived
         return not told
-
-    def advance(self) -> None:
-        self._gap_told = None
 
 
 class Session:
@@ -111,7 +104,7 @@ class Session:
 
     def advance(self, item: Item, *, delivered: bool) -> None:
         self.state = self.state.after(item, delivered=delivered)
-        self.connection.advance()
+        self.connection.gap_told = None
 
 
 class Admission(NamedTuple):
@@ -289,3 +282,40 @@ class Sessions:
                 return False
             session.closed, session.gone = True, gone  # should it come back, its episode goes on
             return True
+
+
+class ServerHandler:
+    """Takes what a server receives, and supplies what it sends; this one stores nothing and has no limits.
+
+    The data thread calls `on_record` and `on_silent`: where they are slow, acknowledgements wait and nothing else. The
+    control thread calls `welcome` and `digests`, both call `allowance`, and `fetch` has a thread of its own. An
+    unforeseen exception stops the server, but for one of `fetch`.
+    """
+
+    def welcome(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Plain values and arrays for a new actor. A SerlChunkError refuses it for now."""
+        return {}, {}
+
+    def digests(self) -> np.ndarray | None:
+        """Of the demonstrations that are there, uint8[N, 8], for a session that sends more; None: none is taken."""
+        return None
+
+    def on_record(self, info: SessionInfo, record: Record) -> None:
+        """Take one record, which is acknowledged on return; its arrays are read-only views.
+
+        A `Begin` may follow an episode without an `End`: the actor died in it. DataError refuses the session.
+        """
+
+    def on_silent(self, info: SessionInfo, gone: bool) -> None:
+        """A session left, or was silent for long. With `gone` its open episode is over, else it may go on."""
+
+    def allowance(self, session: str) -> int | None:
+        """Steps, as delivered to `on_record`, that `session` may have recorded in all; None for no limit.
+
+        Called often. Each change is sent: return the same while that suffices.
+        """
+        return None
+
+    def fetch(self, step: str) -> tuple[Snapshot, dict[str, Any]]:
+        """The checkpoint named "latest", "best" or by its step; a SerlChunkError is sent in its place."""
+        raise SerlChunkError("this learner does not hand out checkpoints")

@@ -16,8 +16,8 @@ import zmq
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport.security.client import HANDSHAKE_EVENTS, Outcome, outcome_of
 from serl_chunk.transport.security.server import Authenticator, ServerKeys
-from serl_chunk.transport.sockets import CHANNELS, Clock, Counters
-from serl_chunk.transport.wire.parts import MAX_PART_BYTES
+from serl_chunk.transport.wire.handshake import CHANNELS, CREDIT_BYTES, MAX_ARRAYS, Clock, Counters
+from serl_chunk.transport.wire.records import MAX_PART_BYTES
 from serl_chunk.types import ConfigError
 from serl_chunk_robot.wire import sockets
 from serl_chunk_robot.wire.codec import MAX_HEADER_BYTES, Frame, Limits, WireError, shown
@@ -26,7 +26,8 @@ from serl_chunk_robot.wire.sockets import Waker, endpoint, try_receive, try_send
 
 logger = logging.getLogger(__name__)
 
-FORGIVEN_PER_S = 1.0  # malformed messages of a connection
+MAX_MALFORMED = 32  # messages of a connection that are read ...
+FORGIVEN_PER_S = 1.0  # ... and so many more a second
 _MAX_TRACKED = 1024  # keys of a RateLimiter; the one counted least recently makes room
 
 
@@ -89,12 +90,12 @@ class ServerSockets:
 
     def __init__(self, config: TransportConfig, bind: str, port: int, keys: ServerKeys | None = None) -> None:
         self.config = config
-        self.limits = Limits(config.max_message_bytes, config.max_arrays)
+        self.limits = Limits(config.max_message_bytes, MAX_ARRAYS)
         data, control = (Counters(dict.fromkeys(names, 0)) for names in (_DATA_COUNTERS, _CONTROL_COUNTERS))
         self.counters = {"data": data, "snapshots": control, "control": control}  # by thread
         # Of malformed messages, likewise. Not by address: an honest actor may share an attacker's, behind a tunnel for
         # instance. What is dropped unread does not count, so that a flood costs one decoding a second.
-        data_peers, peers = (RateLimiter(config.max_malformed, FORGIVEN_PER_S) for _ in range(2))
+        data_peers, peers = (RateLimiter(MAX_MALFORMED, FORGIVEN_PER_S) for _ in range(2))
         self._peers = {"data": data_peers, "snapshots": peers, "control": peers}
         self.wakers = {"data": Waker(), "control": Waker()}  # of both threads
         self._outgoing: collections.deque[tuple[bytes, list[Frame]]] = collections.deque()
@@ -108,7 +109,7 @@ class ServerSockets:
             poller.register(self.wakers[name].fileno(), zmq.POLLIN)
         self.authenticator: Authenticator | None = None
         largest = MAX_PART_BYTES + MAX_HEADER_BYTES
-        queued = max(config.credit_bytes, largest)
+        queued = CREDIT_BYTES
         queued += queued // 8 + _UNFINISHED_BYTES  # with the frames' heads
         limits = {
             channel: ChannelLimits(most, largest + _UNFINISHED_BYTES, queued, waits=channel == "data")
@@ -175,8 +176,9 @@ class ServerSockets:
             if frames is None:
                 self.guard.drained += channel == "data"
                 return
-            self.guard.count(channel, frames)
             identity = frames[0].bytes
+            if not self.guard.count(channel, identity):
+                self.guard.know(channel, identity, sockets.descriptor_of(frames[-1]))
             if peers.is_reached((channel, identity)):
                 counters["ignored"] += 1
                 continue

@@ -10,26 +10,67 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import functools
 import itertools
 import logging
 import os
 import re
+import secrets
+import shutil
+import struct
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import xxhash
+
 from serl_chunk.io import fsync_path
-from serl_chunk.transport.storage import files, segment
-from serl_chunk.transport.storage.segment import Buffer, Found, SegmentWriter
-from serl_chunk.types import DataError, SerlChunkError
+from serl_chunk.transport.storage import segment
+from serl_chunk.transport.storage.segment import Buffer, Found
+from serl_chunk.types import ConfigError, DataError, SerlChunkError
 
 log = logging.getLogger(__name__)
 
+LOCK = "lock"
+_TRIES = 100
 SUFFIX = ".journal"
 DAMAGED = "_damaged"  # behind the name of a journal's folder: where files without a readable entry go
+_IOV_MAX = 1024  # buffers that one writev takes
 _MAX_FULL = 4  # segments that may wait for their fsync while the next is written: a slower disk slows the writer
+
+
+def lock_folder(folder: Path) -> int:
+    """Create a folder where it is absent, and own it until the returned descriptor is closed.
+
+    Raises ConfigError where another process owns it, OSError where it cannot be written.
+    """
+    for _ in range(_TRIES):
+        # What is not found: the previous owner removes the folder at this moment.
+        with contextlib.ExitStack() as stack, contextlib.suppress(FileNotFoundError):
+            folder.mkdir(parents=True, exist_ok=True)
+            fd = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+            stack.callback(os.close, fd)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as e:
+                raise ConfigError(
+                    f"{folder} is in use by another process. Stop that one, or choose another folder"
+                ) from e
+            if os.path.samestat(os.fstat(fd), os.stat(folder / LOCK)):
+                stack.pop_all()
+                return fd
+    raise OSError(errno.EBUSY, "another process keeps removing it")
+
+
+def free_bytes(folder: Path) -> int:
+    """Return the free bytes of a folder's disk; 0 where the system does not report them."""
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return 0
 
 
 class JournalError(SerlChunkError):
@@ -71,30 +112,80 @@ class Losses(NamedTuple):
         return "; ".join(parts) or "whole"
 
 
-class _Syncer:
-    """A thread that syncs a journal every so many seconds, and sooner where something waits for it."""
+def pack(number: int, frames: Sequence[Buffer], salt: int) -> tuple[list[Buffer], int]:
+    """Return the buffers of an entry and their total size. The frames are not copied.
 
-    def __init__(self, sync: Callable[[], None], interval: float) -> None:
-        self._sync, self._interval = sync, interval
-        self._closing = False
-        self._due = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="serl-chunk-journal", daemon=True)
-        self._thread.start()
+    Raises DataError for more frames, or larger ones, than an entry can hold.
+    """
+    lengths = [f.nbytes if isinstance(f, memoryview) else len(f) for f in frames]
+    if len(lengths) > segment.MAX_FRAMES or max(lengths, default=0) > segment.MAX_FRAME_BYTES:
+        raise DataError(
+            f"an entry of {len(lengths)} frames, the largest of {max(lengths, default=0)} bytes, cannot be written: "
+            f"at most {segment.MAX_FRAMES} frames of {segment.MAX_FRAME_BYTES} bytes can"
+        )
+    digest = xxhash.xxh3_64(seed=salt)
+    for frame in frames:
+        digest.update(frame)
+    table = struct.pack(f"<{len(lengths)}I", *lengths)
+    rest = segment.HEAD.pack(segment.MARKER, 0, digest.intdigest(), number, len(lengths))[segment.CHECKED :] + table
+    head = segment.MARKER + struct.pack("<I", segment.check(rest, salt)) + rest
+    return [head, *frames], len(head) + sum(lengths)
 
-    def hurry(self) -> None:
-        self._due.set()
 
-    def stop(self) -> None:
-        self._closing = True
-        self._due.set()
-        self._thread.join()
+def write_all(fd: int, buffers: Sequence[Buffer]) -> None:
+    """Write every byte, in as few calls as the system allows. Raises OSError, possibly after a part."""
+    left = [memoryview(b).cast("B") for b in buffers if memoryview(b).nbytes]
+    while left:
+        done = os.writev(fd, left[:_IOV_MAX])
+        if not done:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        while left and done >= left[0].nbytes:
+            done -= left[0].nbytes
+            del left[0]
+        if done:
+            left[0] = left[0][done:]
 
-    def _run(self) -> None:
-        while not self._closing:
-            self._due.wait(self._interval)
-            self._due.clear()
-            with contextlib.suppress(JournalError):  # logged, and tried again
-                self._sync()
+
+class SegmentWriter:
+    """A new segment that one process appends entries to. Its methods raise OSError.
+
+    An entry that could not be written leaves nothing: what could not be cut off is cut off before the next one.
+    """
+
+    def __init__(self, path: Path, first: int) -> None:
+        self.first = first  # number of its first entry
+        self.size = 0  # bytes of its header and its entries
+        self.doubtful = False  # it was open when an fsync failed
+        self.fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o600)
+        self._salt = secrets.randbits(64)
+        self._torn = False  # a part of an entry that could not be cut off follows the last whole one
+
+    def begin(self) -> None:
+        write_all(self.fd, [segment.header(self._salt)])
+        self.size = segment.HEADER_BYTES
+
+    def append(self, number: int, frames: Sequence[Buffer], sync_name: Callable[[], None] | None) -> tuple[int, int]:
+        """Write one entry, and wait for the disk where `sync_name` is given; return its offset and size.
+
+        Raises DataError for what no entry can hold.
+        """
+        buffers, total = pack(number, frames, self._salt)
+        try:
+            if self._torn:
+                os.ftruncate(self.fd, self.size)
+            self._torn = True
+            write_all(self.fd, buffers)
+            if sync_name is not None:
+                sync_name()
+                os.fsync(self.fd)
+            self._torn = False
+        except OSError:
+            with contextlib.suppress(OSError):  # then the next one has to succeed in it
+                os.ftruncate(self.fd, self.size)
+                self._torn = False
+            raise
+        self.size += total
+        return self.size - total, total
 
 
 class Journal:
@@ -130,13 +221,24 @@ class Journal:
         self._lock: int | None = None
         try:
             with contextlib.ExitStack() as undo:
-                self._lock = files.lock_folder(folder)
+                self._lock = lock_folder(folder)
                 undo.callback(os.close, self._lock)
                 self.losses = self._recover()
                 undo.pop_all()
         except OSError as e:
             raise JournalError(f"{folder} cannot be written: {e.strerror}") from e
-        self._syncer = _Syncer(self.sync, sync_interval) if sync_interval > 0 else None
+        self._sync_due, self._syncer = threading.Event(), None
+        if sync_interval > 0:
+            run = functools.partial(self._sync_regularly, sync_interval)
+            self._syncer = threading.Thread(target=run, name="serl-chunk-journal", daemon=True)
+            self._syncer.start()
+
+    def _sync_regularly(self, interval: float) -> None:
+        while self._lock is not None:
+            self._sync_due.wait(interval)
+            self._sync_due.clear()
+            with contextlib.suppress(JournalError):  # logged, and tried again
+                self.sync()
 
     def _recover(self) -> Losses:
         damaged = damaged_bytes = torn = 0
@@ -277,7 +379,7 @@ class Journal:
                 self._full.append(self._newest)
             self._newest = None
         if self._syncer is not None:
-            self._syncer.hurry()
+            self._sync_due.set()
         elif self._full:
             self.sync()
 
@@ -370,10 +472,12 @@ class Journal:
 
     def close(self, *, remove: bool = False) -> None:
         """Sync and release the folder; with `remove`, delete it and everything in it first."""
-        if self._lock is None:
+        lock, self._lock = self._lock, None
+        if lock is None:
             return
         if self._syncer is not None:
-            self._syncer.stop()
+            self._sync_due.set()
+            self._syncer.join()
         if self._newest is not None:
             self._full.append(self._newest)
             self._newest = None
@@ -383,11 +487,13 @@ class Journal:
         self._close(list(self._full))
         if remove:
             try:
-                files.remove_folder(self.folder)
+                # The lock goes last: the next process that locks the folder must not lose what it writes there.
+                for path in sorted(self.folder.iterdir(), key=lambda p: p.name == LOCK):
+                    path.unlink()
+                self.folder.rmdir()
             except OSError as e:
                 log.warning("cannot remove %s: %s", self.folder, e.strerror)
-        os.close(self._lock)
-        self._lock = None
+        os.close(lock)
 
     def _path(self, first: int) -> Path:
         return self.folder / f"{first:020d}{SUFFIX}"

@@ -24,7 +24,6 @@ import itertools
 import logging
 import os
 import re
-import secrets
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -42,7 +41,6 @@ HEAD = struct.Struct("<4sIQQI")
 CHECKED = 8  # the part of the head behind marker and check starts here
 _SALT = struct.Struct("<QQQ")
 _SECTOR = 4096  # bytes that a disk gives back or does not
-_IOV_MAX = 1024  # buffers that one writev takes
 _COPY_BYTES = len(MAGIC) + _SALT.size
 HEADER_BYTES = _SECTOR + _COPY_BYTES
 MAX_FRAMES = 1 << 16
@@ -171,7 +169,8 @@ def scan(path: Path) -> Iterator[Found | Damage]:
     _check_format(path, [data[at : at + _COPY_BYTES] for at in (0, _SECTOR)])
     salt, pos = _beginning(data, memory)
     if salt is None:
-        yield Damage(0, size, size < HEADER_BYTES and _begins_header(data), None)
+        beginning = MAGIC if size < _COPY_BYTES else header(_majority(data))
+        yield Damage(0, size, size < HEADER_BYTES and beginning.startswith(data[: len(beginning)]), None)
         return
     begin, last = (None if pos else 0), None  # of the damage that is being passed over; number of the last entry
     pos = pos or data.find(MARKER)
@@ -209,12 +208,6 @@ def _beginning(data: bytes, memory: memoryview) -> tuple[int | None, int]:
     return None, 0
 
 
-def _begins_header(data: bytes) -> bool:
-    if len(data) < _COPY_BYTES:
-        return data[: len(MAGIC)] == MAGIC[: len(data)]
-    return header(_majority(data)).startswith(data)
-
-
 def _is_torn(memory: memoryview, pos: int, salt: int) -> bool:
     """Whether the rest of a file is the beginning of one entry, whose `append` thus never returned."""
     rest = memory[pos:]
@@ -226,82 +219,6 @@ def _is_torn(memory: memoryview, pos: int, salt: int) -> bool:
     found = _entry(memory, pos, salt)
     cut = found is not None and not isinstance(found, Found) and found[1] > len(memory)
     return cut or HEAD.size + 4 * count > len(rest)
-
-
-def pack(number: int, frames: Sequence[Buffer], salt: int) -> tuple[list[Buffer], int]:
-    """Return the buffers of an entry and their total size. The frames are not copied.
-
-    Raises DataError for more frames, or larger ones, than an entry can hold.
-    """
-    lengths = [f.nbytes if isinstance(f, memoryview) else len(f) for f in frames]
-    if len(lengths) > MAX_FRAMES or max(lengths, default=0) > MAX_FRAME_BYTES:
-        raise DataError(
-            f"an entry of {len(lengths)} frames, the largest of {max(lengths, default=0)} bytes, cannot be written: "
-            f"at most {MAX_FRAMES} frames of {MAX_FRAME_BYTES} bytes can"
-        )
-    digest = xxhash.xxh3_64(seed=salt)
-    for frame in frames:
-        digest.update(frame)
-    table = struct.pack(f"<{len(lengths)}I", *lengths)
-    rest = HEAD.pack(MARKER, 0, digest.intdigest(), number, len(lengths))[CHECKED:] + table
-    head = MARKER + struct.pack("<I", check(rest, salt)) + rest
-    return [head, *frames], len(head) + sum(lengths)
-
-
-def write_all(fd: int, buffers: Sequence[Buffer]) -> None:
-    """Write every byte, in as few calls as the system allows. Raises OSError, possibly after a part."""
-    left = [memoryview(b).cast("B") for b in buffers if memoryview(b).nbytes]
-    while left:
-        done = os.writev(fd, left[:_IOV_MAX])
-        if not done:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        while left and done >= left[0].nbytes:
-            done -= left[0].nbytes
-            del left[0]
-        if done:
-            left[0] = left[0][done:]
-
-
-class SegmentWriter:
-    """A new segment that one process appends entries to. Its methods raise OSError.
-
-    An entry that could not be written leaves nothing: what could not be cut off is cut off before the next one.
-    """
-
-    def __init__(self, path: Path, first: int) -> None:
-        self.first = first  # number of its first entry
-        self.size = 0  # bytes of its header and its entries
-        self.doubtful = False  # it was open when an fsync failed
-        self.fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o600)
-        self._salt = secrets.randbits(64)
-        self._torn = False  # a part of an entry that could not be cut off follows the last whole one
-
-    def begin(self) -> None:
-        write_all(self.fd, [header(self._salt)])
-        self.size = HEADER_BYTES
-
-    def append(self, number: int, frames: Sequence[Buffer], sync_name: Callable[[], None] | None) -> tuple[int, int]:
-        """Write one entry, and wait for the disk where `sync_name` is given; return its offset and size.
-
-        Raises DataError for what no entry can hold.
-        """
-        buffers, total = pack(number, frames, self._salt)
-        try:
-            if self._torn:
-                os.ftruncate(self.fd, self.size)
-            self._torn = True
-            write_all(self.fd, buffers)
-            if sync_name is not None:
-                sync_name()
-                os.fsync(self.fd)
-            self._torn = False
-        except OSError:
-            with contextlib.suppress(OSError):  # then the next one has to succeed in it
-                os.ftruncate(self.fd, self.size)
-                self._torn = False
-            raise
-        self.size += total
-        return self.size - total, total
 
 
 def parse(data: bytes, candidates: Sequence[int]) -> Found | None:

@@ -11,19 +11,22 @@ import dataclasses
 import functools
 import json
 import logging
+import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgpack
 
+from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.io import atomic_write
-from serl_chunk.transport.storage.journal import Journal, JournalError, Place
+from serl_chunk.transport.storage.journal import DAMAGED, SUFFIX, Journal, JournalError, Place
 from serl_chunk.transport.storage.segment import Buffer
 from serl_chunk.transport.wire import records
+from serl_chunk.transport.wire.handshake import MAX_ARRAYS
 from serl_chunk.transport.wire.records import LOST, Item
-from serl_chunk.types import Amend, Begin, DataError, End, Outcome, Record, StepBlock
+from serl_chunk.types import Amend, Begin, ConfigError, DataError, End, Outcome, Record, RobotSpec, StepBlock
 from serl_chunk_robot.wire import codec
 from serl_chunk_robot.wire.codec import Frame, Limits, WireError
 
@@ -34,6 +37,8 @@ DISCARD = "discard.json"  # see `Spool.note_discard`
 _SEGMENT_BYTES = 16 << 20
 _CACHE_BYTES = 64 << 20  # of frames kept in memory until they are acknowledged; the rest is read back
 _RECORD = b""  # first frame of a record's entry; a segment's first entry has a table instead
+DEFAULT_ROOT = Path("runs") / "spool"
+_MESSAGE_BYTES = 2048  # of a step beside its arrays
 
 
 @dataclasses.dataclass(slots=True)
@@ -86,9 +91,10 @@ class Spool:
             Journal, folder, segment_bytes=segment_bytes, sync_interval=sync_interval, preamble=self._preamble
         )
         self._journal = open_journal()
-        if self._is_retired():  # its process was killed before it removed the folder
-            self._journal.close(remove=True)
-            self._journal = open_journal()
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # `_identify` reports what is wrong
+            if json.loads((self.folder / IDENTITY).read_text()).get("retired", False):
+                self._journal.close(remove=True)  # its process was killed before it removed the folder
+                self._journal = open_journal()
         try:
             unfinished = self._recover()
             self._identify()
@@ -102,12 +108,6 @@ class Spool:
             raise
         if self.next > self.first:
             log.info("%s holds %d records, up to %d", self.folder, self.next - self.first, self.next)
-
-    def _is_retired(self) -> bool:
-        try:
-            return bool(json.loads((self.folder / IDENTITY).read_text()).get("retired", False))
-        except (OSError, ValueError, AttributeError):
-            return False  # `_identify` reports what is wrong
 
     def _identify(self) -> None:
         path = self.folder / IDENTITY
@@ -307,3 +307,49 @@ class Spool:
 
     def close(self) -> None:
         self._journal.close(remove=self.acked == self.next and not self.noted)
+
+
+class SpoolFolders:
+    """The spools of one actor, `root/<experiment>/<actor id>/<run>`; raises ConfigError for an unsuitable actor id."""
+
+    def __init__(self, config: ExperimentConfig, actor_id: str, root: Path | None = None) -> None:
+        if not re.fullmatch(r"[\w.-]{1,100}", actor_id) or actor_id.startswith("."):
+            valid = "1 to 100 letters, digits, '_', '-' and '.', not with '.' first"
+            raise ConfigError(f"cannot name a folder, got {actor_id!r}. Use {valid}.", parameter="actor_id")
+        self.folder = (root or DEFAULT_ROOT) / config.name / actor_id
+        self._transport, self._run = config.transport, ""
+
+    def open(self, run: str) -> Spool:
+        """Open the spool of a run, whose content is sent first; raises ConfigError where another actor has it."""
+        if not re.fullmatch(r"[\w-]{1,64}", run):  # it came over the network and becomes a folder
+            raise DataError(f"the learner calls its run {run!r}, which cannot name a folder")
+        self._run, t = run, self._transport
+        try:
+            return Spool(self.folder / run, Limits(t.max_message_bytes, MAX_ARRAYS), sync_interval=t.heartbeat)
+        except ConfigError as e:
+            text = f"an actor {self.folder.name!r} runs already: {e}. Stop it, or give this one another name."
+            raise ConfigError(text, parameter="actor_id") from e
+
+    def left_behind(self) -> list[tuple[Path, int]]:
+        """Return the spools of other runs that hold something, with their bytes."""
+        found = []
+        for folder in sorted(self.folder.glob("*")) if self.folder.is_dir() else []:
+            # Files of the open spool go while they are counted; those moved aside wait for no learner.
+            if folder.name == self._run or folder.name.endswith(DAMAGED):
+                continue
+            nbytes = 0
+            for file in folder.glob(f"*{SUFFIX}"):
+                with contextlib.suppress(FileNotFoundError):  # another process of this actor id may have it open
+                    nbytes += file.stat().st_size
+            if nbytes:
+                found.append((folder, nbytes))
+        return found
+
+
+def largest_episode_bytes(spec: RobotSpec, config: ExperimentConfig, cameras: Iterable[str] = ()) -> int:
+    """Return the most bytes of one episode in a spool: the longest, with a frame of every used camera on every tick.
+
+    `cameras`: recorded in addition to those of the agent.
+    """
+    images = sum(c.height * c.width * 3 for c in map(spec.camera, {*config.agent.image_keys, *cameras}))
+    return spec.max_episode_steps * (_MESSAGE_BYTES + 4 * (spec.state_dim + spec.action_dim) + images)

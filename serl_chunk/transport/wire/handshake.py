@@ -7,32 +7,60 @@ refusal's sentence always arrives.
 
 from __future__ import annotations
 
+import collections
 import functools
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from serl_chunk.config.compatibility import SETTINGS
-from serl_chunk.types import PolicyOrigin, SerlChunkError
+from serl_chunk.types import ConfigError, PolicyOrigin, SerlChunkError
 from serl_chunk_robot.wire import codec
 from serl_chunk_robot.wire.codec import Frame, Message, WireError
 
+Clock = Callable[[], float]  # seconds
+Counters = collections.Counter[str]  # written by one thread, read by any: a reader may be one event behind
+
+DEFAULT_PORT = 5588
+CHANNELS = ("data", "snapshots", "control")  # ports p, p + 1, p + 2
+MAX_ARRAYS = 64  # of one message; an entry of a journal holds no more
+CREDIT_BYTES = 32 << 20  # unacknowledged data that an actor may have in flight
 # Kinds of control messages but for those of the handshake and of snapshots.
 WHO, PING, BYE, FETCH = "who", "ping", "bye", "fetch"  # actor -> learner
 ENROL, ENROLLED = "enrol", "enrolled"  # a robot PC that joins -> learner, and its answer
-INSPECT, FINDINGS = "inspect", "findings"  # any peer that may connect -> learner, and its answer: see probe.py
+INSPECT, FINDINGS = "inspect", "findings"  # any peer that may connect -> learner, and its answer
 ECHO, ECHOED = "echo", "echoed"  # likewise
 IDENTITY = "identity"  # learner -> actor, before anything else: which run this is
 STATUS, REJOIN, FETCHED, FETCH_FAILED = "status", "rejoin", "fetched", "fetch_failed"  # learner -> actor
 ACK = "ack"  # learner -> actor, on the data socket
-
 PROTOCOL = 7
 HELLO, WELCOME, REFUSED = "hello", "welcome", "refused"
 DEMONSTRATIONS = "demonstrations"  # array of a welcome, uint8[N, 8]: digests of those that the learner has
 _MAX_FIELDS = 256
 _SHOWN = 100  # characters of a value in a refusal
 _SPACES = ("state_dim", "action_dim", "robot_specs")  # fields of a contract that an environment's spaces make
+MAX_ECHO_BYTES = 1 << 20
+AT_ONCE = 512  # probes answered at once, from all peers together: a doctor needs about 150 ...
+PER_S = 32.0  # ... and so many more a second
+PAYLOAD = "payload"  # the array of an echo
+_STATUS: codec.Checks = {  # of a LearnerStatus
+    **dict.fromkeys(
+        ("run", "differs", "taken_by", "not_ready", "stalled", "key"), functools.partial(codec.text, limit=1 << 16)
+    ),
+    **dict.fromkeys(("actors", "max_actors", "version", "snapshot_bytes", "free_bytes"), codec.exactly(int)),
+    "finished": codec.exactly(str, type(None)),
+}
+_ECHO: codec.Checks = {"number": codec.count, "nbytes": codec.count, "clock": codec.exactly(float)}
+
+
+def check_port(port: int) -> None:
+    """Raise ConfigError unless `port` and the two after it can exist."""
+    last = 65535 - len(CHANNELS) + 1
+    if not 1 <= port <= last:
+        message = f"must be 1..{last}, got {port}: the transport uses that port and the two after it"
+        raise ConfigError(message, parameter="port")
 
 
 class RefusedError(SerlChunkError):
@@ -172,3 +200,66 @@ def _first_only_in(mine: str | None, theirs: str | None) -> str | None:  # of sh
 
 def _part(value: str | None) -> str:
     return "absent" if value is None else repr(value if len(value) <= _SHOWN else f"{value[:_SHOWN]}...")
+
+
+class StatusRequest(NamedTuple):
+    """The hello that an actor would send."""
+
+    actor_id: str
+    contract: dict[str, str]  # empty: no comparison is requested
+
+    def encode(self) -> list[Frame]:
+        return codec.encode(INSPECT, self._asdict())
+
+    @classmethod
+    def decode(cls, message: Message) -> StatusRequest:
+        if message.arrays:
+            raise WireError("an inspection carries no arrays")
+        return cls(codec.identifier(message.header, "actor_id", 128), contract_of(message.header))
+
+
+class LearnerStatus(NamedTuple):
+    """The learner's answer to an inspection. A text that does not apply is empty."""
+
+    run: str
+    differs: str  # the sentence that an actor with that contract is refused with
+    taken_by: str  # address of the live actor that has the id
+    not_ready: str  # why an actor has to wait
+    stalled: str  # why no record is taken now
+    finished: str | None  # why training is over
+    key: str  # what the asking machine's key is called
+    actors: int  # live sessions ...
+    max_actors: int  # ... and how many there may be
+    version: int  # newest snapshot, -1 for none
+    snapshot_bytes: int  # of that
+    free_bytes: int  # room on the journal's disk, -1 without a journal
+
+    def encode(self) -> list[Frame]:
+        return codec.encode(FINDINGS, self._asdict())
+
+    @classmethod
+    def decode(cls, message: Message) -> LearnerStatus:
+        return cls(**codec.fields(message.header, _STATUS))
+
+
+class Echo(NamedTuple):
+    """The learner's answer to an echo."""
+
+    number: int  # of the echo
+    nbytes: int  # that it carried
+    clock: float  # unix seconds at the learner
+
+    @classmethod
+    def decode(cls, message: Message) -> Echo:
+        return cls(**codec.fields(message.header, _ECHO))
+
+
+def answer_echo(message: Message) -> list[Frame]:
+    """Return the answer to an echo. Raises WireError where it carries anything but at most MAX_ECHO_BYTES."""
+    number = codec.count(message.header, "number")
+    if set(message.arrays) - {PAYLOAD}:
+        raise WireError(f"an echo carries one array, {PAYLOAD!r}")
+    nbytes = sum(array.nbytes for array in message.arrays.values())
+    if nbytes > MAX_ECHO_BYTES:
+        raise WireError(f"an echo of {nbytes} bytes; the limit is {MAX_ECHO_BYTES}")
+    return codec.encode(ECHOED, Echo(number, nbytes, time.time())._asdict())

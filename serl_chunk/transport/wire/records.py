@@ -11,7 +11,7 @@ import functools
 import itertools
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,7 +35,7 @@ from serl_chunk.types import (
     human_dims_fault,
 )
 from serl_chunk_robot.wire import codec
-from serl_chunk_robot.wire.codec import Frame, Message, WireError
+from serl_chunk_robot.wire.codec import Frame, Limits, Message, WireError
 
 BEGIN, STEPS, END, AMEND = "begin", "steps", "end", "amend"
 KINDS = (BEGIN, STEPS, END, AMEND)
@@ -45,10 +45,24 @@ _KIND_OF: dict[type, str] = dict(zip((Begin, StepBlock, End, Amend), KINDS, stri
 _NONE = type(None)
 _LAST_SOURCE = max(Source)
 _MAX_REWARD = float(np.finfo(np.float32).max)
+_MAX_BLOCK_STEPS = 512
+# Measured with camera rows: more means fresh memory pages for every block, less means more calls.
+MAX_BLOCK_BYTES = 1 << 20
+_TURN_BYTES = 4 * MAX_BLOCK_BYTES  # packed at a time, so that sending and heartbeats get their turn
+_TURN_RECORDS = 256  # the same for small ones: each takes some 50 us to pack and send
+_FIXED_STEP_BYTES = 64  # of a step in addition to its arrays, rounded up
+_NAMES: codec.Checks = dict.fromkeys(("episode_id", "outcome_by"), codec.identifier)
+_MAX_CONDITIONS = 1 << 16  # characters
+_BEGIN: codec.Checks = {
+    **dict.fromkeys(Begin._fields, codec.identifier), "task": codec.text,
+    "conditions": functools.partial(codec.identifier, limit=_MAX_CONDITIONS), "demonstration": codec.exactly(bool),
+}  # fmt: skip
+PART = "part"
+MAX_PART_BYTES = (1 << 20) + (1 << 16)  # and so of a frame on the data channel: what is larger travels in parts
 
 
 class Item(NamedTuple):
-    """The part of a record that the numbering of a stream depends on (`transport/stream.py`)."""
+    """The part of a record that the numbering of a stream depends on (`storage/record_store.py`)."""
 
     kind: str  # of KINDS, or LOST
     first: int  # lowest sequence number
@@ -71,13 +85,6 @@ class Item(NamedTuple):
     def steps(self) -> int:
         return self.span if self.kind == STEPS else self.lost_steps
 
-
-_MAX_BLOCK_STEPS = 512
-# Measured with camera rows: more means fresh memory pages for every block, less means more calls.
-MAX_BLOCK_BYTES = 1 << 20
-_TURN_BYTES = 4 * MAX_BLOCK_BYTES  # packed at a time, so that sending and heartbeats get their turn
-_TURN_RECORDS = 256  # the same for small ones: each takes some 50 us to pack and send
-_FIXED_STEP_BYTES = 64  # of a step in addition to its arrays, rounded up
 
 QueuedRecord = tuple[str, Step | Record, int]  # episode, step or other record, bytes of its arrays
 PackedRecord = tuple[Record, int, int]  # a record, bytes of its arrays, how many queued ones are in it
@@ -211,14 +218,6 @@ def _reward(header: Mapping[str, Any], name: str) -> float | None:
     return None if value is None else float(value)
 
 
-_NAMES: codec.Checks = dict.fromkeys(("episode_id", "outcome_by"), codec.identifier)
-_MAX_CONDITIONS = 1 << 16  # characters
-
-
-_BEGIN: codec.Checks = {
-    **dict.fromkeys(Begin._fields, codec.identifier), "task": codec.text,
-    "conditions": functools.partial(codec.identifier, limit=_MAX_CONDITIONS), "demonstration": codec.exactly(bool),
-}  # fmt: skip
 _AMEND: codec.Checks = {
     **_NAMES, "outcome": _outcome, "reward": _reward, "terminated": codec.exactly(bool, _NONE),
     "discard": codec.exactly(bool),
@@ -245,22 +244,16 @@ def _end(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> End:
         else:
             _check_array(name, value, np.dtype(np.float32), None)
     codec.field(header, "outcome", str)  # an Amend's may be None
+    repeats, length = codec.field(header, "repeats", (dict, _NONE)) if present else None, codec.count(header, "length")
+    if any(type(k) is not str for k in repeats or ()):
+        raise WireError("repeats must be a map of cameras to ticks")
+    if any(type(tick) is not int or not 0 <= tick < length for tick in (repeats or {}).values()):
+        raise WireError(f"repeats of a final observation must name ticks 0..{length - 1}")
     return End(
         **codec.fields(header, _END),
         final_observation=final if present else None,
-        repeats=_final_repeats(header) if present else None,
+        repeats=repeats,
     )
-
-
-def _final_repeats(header: dict[str, Any]) -> dict[str, int] | None:
-    repeats, length = codec.field(header, "repeats", (dict, type(None))), codec.count(header, "length")
-    if repeats is None:
-        return None
-    if any(type(k) is not str for k in repeats):
-        raise WireError("repeats must be a map of cameras to ticks")
-    if any(type(tick) is not int or not 0 <= tick < length for tick in repeats.values()):
-        raise WireError(f"repeats of a final observation must name ticks 0..{length - 1}")
-    return repeats
 
 
 def _check_array(name: str, array: np.ndarray | JpegImages, dtype: np.dtype[Any], ndim: int | None) -> None:
@@ -349,3 +342,82 @@ def _sparse(key: str, index: np.ndarray, values: Any, n: int) -> SparseRows:
     if not at or at[0] < 0 or at[-1] >= n or any(b <= a for a, b in itertools.pairwise(at)):
         raise WireError(f"index/{key} must increase within 0..{n - 1}")
     return SparseRows(index, values)
+
+
+class Part(NamedTuple):
+    """A range of a record's bytes."""
+
+    first: int  # lowest sequence number of the record
+    span: int  # sequence numbers it takes
+    sizes: tuple[int, ...]  # bytes of each of its frames
+    offset: int  # of `data` in these frames together
+    data: np.ndarray  # uint8[bytes]
+
+    @property
+    def end(self) -> int:
+        return self.first + self.span
+
+
+def encode_part(first: int, span: int, frames: Sequence[Frame], offset: int, nbytes: int) -> list[Frame]:
+    """Return the part of a record that begins at byte `offset`; not copied where it lies within one frame."""
+    buffers = [codec.buffer_of(f) for f in frames]
+    header = {"first": first, "span": span, "sizes": [b.nbytes for b in buffers], "offset": offset}
+    pieces, start, end = [], 0, offset + nbytes
+    for b in buffers:
+        if start < end and offset < start + b.nbytes:
+            pieces.append(b[max(0, offset - start) : end - start])
+        start += b.nbytes
+    data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    return codec.encode(PART, header, {"data": np.frombuffer(data, np.uint8)})
+
+
+def decode_part(message: Message, limits: Limits) -> Part:
+    """Return the part in a message. Raises WireError, also for a part of a record beyond the limits."""
+    h = message.header
+    sizes = codec.field(h, "sizes", list)
+    if not 1 <= len(sizes) <= limits.max_arrays + 1:
+        raise WireError(f"a part of a record of {len(sizes) - 1} arrays; the limit is {limits.max_arrays}")
+    if any(type(n) is not int or n < 0 for n in sizes):
+        raise WireError("a part's record has frames whose sizes are non-negative integers")
+    total = sum(sizes)
+    if total > limits.max_message_bytes:
+        raise WireError(f"a part of a record of {total} bytes; the limit is {limits.max_message_bytes}")
+    part = Part(
+        codec.count(h, "first"), codec.count(h, "span"), tuple(sizes), codec.count(h, "offset"),
+        message.arrays.get("data", np.empty(0, np.uint8)),
+    )  # fmt: skip
+    if part.data.dtype != np.uint8 or part.data.ndim != 1 or not part.data.size or len(message.arrays) != 1:
+        raise WireError("a part carries one array, uint8[bytes], and not an empty one")
+    if part.span < 1 or part.offset + part.data.size > total:
+        raise WireError(f"a part of {part.data.size} bytes from {part.offset} lies outside its record of {total} bytes")
+    return part
+
+
+class Assembly:
+    """The parts of one record that have arrived. `first` and `received` are where the sender continues."""
+
+    def __init__(self, part: Part) -> None:
+        self.first = part.first
+        self.received = 0  # bytes
+        self._sizes = part.sizes
+        self._bytes = np.empty(sum(part.sizes), np.uint8)  # the system gives the memory as parts are written into it
+
+    @property
+    def nbytes(self) -> int:
+        return len(self._bytes)
+
+    def add(self, part: Part) -> bool:
+        """Add a part; False where it leaves a gap or is of another record. A repeated one is ignored."""
+        end = part.offset + part.data.size
+        if (part.first, part.sizes) != (self.first, self._sizes) or part.offset > self.received:
+            return False
+        if end > self.received:
+            self._bytes[part.offset : end] = part.data
+            self.received = end
+        return True
+
+    def frames(self) -> list[Frame] | None:
+        if self.received < len(self._bytes):
+            return None
+        whole, ends = self._bytes.data.toreadonly(), itertools.accumulate(self._sizes)
+        return [whole[end - n : end] for n, end in zip(self._sizes, ends, strict=True)]

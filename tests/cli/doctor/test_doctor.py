@@ -35,7 +35,7 @@ from serl_chunk.transport.client.link import LearnerLink
 from serl_chunk.transport.security.keys import ClientKeys
 from serl_chunk.transport.security.server import ServerKeys
 from serl_chunk.transport.server.server import LearnerServer
-from serl_chunk.transport.storage import files
+from serl_chunk.transport.storage import journal
 from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.transport.wire import handshake
 from serl_chunk.types import ConfigError, Snapshot
@@ -60,7 +60,7 @@ def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def config() -> ExperimentConfig:
-    quick = TransportConfig(heartbeat=0.1, timeout_s=0.6)
+    quick = TransportConfig(timeout_s=0.6)
     return dataclasses.replace(load_experiment("fake_aloha"), transport=quick)
 
 
@@ -77,9 +77,7 @@ def learner(port: int, shared: dict[str, str], **changes: Any) -> Iterator[Learn
         "bind": HERE, "port": port, "contract": shared, "run_id": "r1",
     }  # fmt: skip
     values.update(changes)
-    server = LearnerServer(
-        values.pop("config", TransportConfig(heartbeat=0.1, timeout_s=0.6)), handler_of(values), **values
-    )
+    server = LearnerServer(values.pop("config", TransportConfig(timeout_s=0.6)), handler_of(values), **values)
     server.start()
     try:
         yield server
@@ -299,7 +297,7 @@ def test_a_live_actor_of_that_name_is_told_of_and_left_alone(config, shared):
 
 
 def test_a_full_disk_of_the_learner(config, shared, tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "free_bytes", lambda folder: 500 << 20)
+    monkeypatch.setattr(journal, "free_bytes", lambda folder: 500 << 20)
     store = RecordStore(tmp_path / "journal", Limits(1 << 26, 64), min_steps=100)
     port = free_port()
     with learner(port, shared, store=store) as server:

@@ -19,8 +19,8 @@ from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.outcome import OutcomeConfig
 from serl_chunk.config.robots import GymConfig
-from serl_chunk.runs.spool_folders import largest_episode_bytes
-from serl_chunk.transport.storage import files
+from serl_chunk.transport.storage import journal
+from serl_chunk.transport.storage.spool import largest_episode_bytes
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_the_spools_disk(config, tmp_path, monkeypatch):
     spec = spec_of(config)
     episode = largest_episode_bytes(spec, config)
     free = [0]
-    monkeypatch.setattr(files, "free_bytes", lambda folder: free[0])
+    monkeypatch.setattr(journal, "free_bytes", lambda folder: free[0])
 
     def check(nbytes: int, **transport: Any) -> Check:
         free[0] = nbytes
@@ -44,7 +44,7 @@ def test_the_spools_disk(config, tmp_path, monkeypatch):
     assert check(1 << 40).status == "ok"
     assert check(config.transport.spool_bytes - 1).status == "warning"
     assert check(2 * episode - 1).status == "FAIL"
-    assert f"spool_bytes={2 * episode}" in check(1 << 40, spool_bytes=episode - 1, credit_bytes=1000).remedy
+    assert f"spool_bytes={2 * episode}" in check(1 << 40, spool_bytes=episode - 1).remedy
     assert check_spool(config, spec, "../x", None).status == "FAIL"
     monkeypatch.setattr("os.access", lambda path, mode: False)
     assert (check(1 << 40).status, "--spool_path" in check(1 << 40).remedy) == ("FAIL", True)

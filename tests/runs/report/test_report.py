@@ -15,9 +15,8 @@ from serl_chunk.runs.evaluations import VALIDATION, save
 from serl_chunk.runs.folder import CONFIG, FORMAT
 from serl_chunk.runs.metrics import METRICS_FILE, Counters, MetricsLog, RunMetrics, read_metrics
 from serl_chunk.runs.report import panels
-from serl_chunk.runs.report.compare import build_comparison
 from serl_chunk.runs.report.panels import rolling_mean
-from serl_chunk.runs.report.report import build_report
+from serl_chunk.runs.report.report import build_comparison, build_report
 from serl_chunk.runs.report.tables import robot_time
 from serl_chunk.types import ConfigError, DataError
 from serl_chunk.viz.plots import MAX_POINTS, PAGE_INK, downsample

@@ -41,7 +41,7 @@ def test_the_line(changes, begun, words):
 def test_a_link_says_how_long_the_learner_is_away_and_what_is_kept(monkeypatch):
     inbox, late, port = Inbox(), Inbox(), free_port()
     monkeypatch.setattr("serl_chunk.transport.client.link.AWAY", 0.2)
-    config = dataclasses.replace(CONFIG, credit_bytes=1000, spool_bytes=28_000)
+    config = dataclasses.replace(CONFIG, spool_bytes=28_000)
     with linked(port, connect=False, config=config, largest_episode_bytes=12_000) as link:
         with serving(port, config=config, on_record=inbox):
             link.connect(10)

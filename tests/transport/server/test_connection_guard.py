@@ -17,8 +17,9 @@ from ports import free_port
 from socket_attacks import READY, frame_of, greeted
 from transport_tools import CONFIG, Inbox, RawActor, eventually, linked, send_episode, serving
 
-from serl_chunk.transport.sockets import CHANNELS
+from serl_chunk.transport.server import sockets as server_sockets
 from serl_chunk.transport.wire import handshake
+from serl_chunk.transport.wire.handshake import CHANNELS, CREDIT_BYTES
 from serl_chunk_robot.wire import codec
 
 BOUND = 200 << 20  # bytes that the process may grow by
@@ -97,11 +98,12 @@ def attacked(target, *args):
         (half_handshakes, "data", 50, BOUND),  # before any key is shown
     ],
 )
-def test_a_message_that_never_ends(learner, tmp_path, attack, channel, part, bound):
+def test_a_message_that_never_ends(learner, tmp_path, monkeypatch, attack, channel, part, bound):
     """Episodes go on until the attack is over; all arrive over one connection."""
     inbox, port, n, end = Inbox(), free_port(), 0, time.monotonic() + 20.0
     of_session, keyed = attack is endless_parts_of_a_session, attack is half_handshakes
-    config = dataclasses.replace(CONFIG, max_message_bytes=8 << 20, credit_bytes=8 << 20) if of_session else CONFIG
+    config = dataclasses.replace(CONFIG, max_message_bytes=8 << 20) if of_session else CONFIG
+    monkeypatch.setattr(server_sockets, "CREDIT_BYTES", 8 << 20 if of_session else CREDIT_BYTES)
     keys = {"keys": invited(learner, tmp_path / "robot", port=port)} if keyed else {}
     with (
         serving(port, config=config, on_record=inbox, **({"keys": learner} if keyed else {})) as server,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from ports import free_port
-from transport_tools import CONFIG, Inbox, eventually, linked, raw, send_episode, serving
+from transport_tools import Inbox, eventually, linked, raw, send_episode, serving
 
+from serl_chunk.transport.server import sockets
 from serl_chunk.transport.server.sockets import RateLimiter
 from serl_chunk.transport.wire import handshake
 from serl_chunk_robot.wire import codec
@@ -39,11 +38,11 @@ def test_after_the_limit_one_a_second_is_read(clock):
     assert len(limiter._levels) == 1024
 
 
-def test_a_flood_is_dropped_unread_and_counted_while_others_are_served():
+def test_a_flood_is_dropped_unread_and_counted_while_others_are_served(monkeypatch):
     inbox, port = Inbox(), free_port()
-    config = dataclasses.replace(CONFIG, max_malformed=5)
+    monkeypatch.setattr(sockets, "MAX_MALFORMED", 5)
     who = codec.encode(handshake.WHO, {"protocol": handshake.PROTOCOL})
-    with serving(port, config=config, on_record=inbox) as server, linked(port) as link, raw(port) as s, raw(port) as t:
+    with serving(port, on_record=inbox) as server, linked(port) as link, raw(port) as s, raw(port) as t:
         for _ in range(300):
             s.send_multipart([b"garbage"])
         eventually(lambda: server.stats()["malformed"] + server.stats()["ignored"] == 300)

@@ -11,7 +11,7 @@ from transport_tools import CONFIG, Inbox, RawActor, eventually, serving, step
 
 from serl_chunk.transport.wire import handshake, records
 from serl_chunk.transport.wire.handshake import REFUSED
-from serl_chunk.transport.wire.parts import PART, encode_part
+from serl_chunk.transport.wire.records import PART, encode_part
 from serl_chunk.types import Begin, StepBlock
 from serl_chunk_robot.wire import codec
 
@@ -99,7 +99,7 @@ def test_parts_of_a_session_that_is_gone_are_freed(learner, actor, how):
 
 
 def test_silent_sessions_together_keep_no_more_parts_than_one_message():
-    port, config = free_port(), dataclasses.replace(CONFIG, max_message_bytes=2 * TOTAL - 1, piece_bytes=4096)
+    port, config = free_port(), dataclasses.replace(CONFIG, max_message_bytes=2 * TOTAL - 1)
     with serving(port, config=config) as server:
         for actor in [begun(port, session=name, actor_id=name) for name in ("first", "second")]:
             send(actor, 0, 700)

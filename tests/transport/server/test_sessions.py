@@ -15,11 +15,10 @@ from transport_tools import CONFIG, CONTRACT, LIMITS, Inbox, RawActor, eventuall
 from serl_chunk.transport.client.link import LearnerLink
 from serl_chunk.transport.server import sessions
 from serl_chunk.transport.server.sessions import RefuseError, Sessions
-from serl_chunk.transport.sockets import CHANNELS
+from serl_chunk.transport.storage.record_store import SessionState
 from serl_chunk.transport.storage.spool import Spool
-from serl_chunk.transport.stream import SessionState
 from serl_chunk.transport.wire import records
-from serl_chunk.transport.wire.handshake import Hello, UnreachableError
+from serl_chunk.transport.wire.handshake import CHANNELS, Hello, UnreachableError
 from serl_chunk.transport.wire.records import Item
 from serl_chunk.types import Begin, ConfigError, StepBlock
 

@@ -26,8 +26,7 @@ from record_logs import closing, file_size_limit, flip
 from record_logs import files as segments
 from transport_tools import eventually
 
-from serl_chunk.transport.storage import files
-from serl_chunk.transport.storage.journal import Journal, JournalError, Losses, Place
+from serl_chunk.transport.storage.journal import Journal, JournalError, Losses, Place, free_bytes
 from serl_chunk.transport.storage.segment import HEADER_BYTES
 from serl_chunk.types import ConfigError, DataError
 
@@ -284,7 +283,7 @@ def test_what_is_not_the_journals_is_let_be(tmp_path):
     assert (tmp_path / "1.journal").read_text() == "mine"
     with pytest.raises(JournalError, match=naming("notes.txt/journal", os.strerror(errno.ENOTDIR))):
         Journal(tmp_path / "notes.txt" / "journal")
-    assert (files.free_bytes(tmp_path) > 0, files.free_bytes(tmp_path / "gone")) == (True, 0)
+    assert (free_bytes(tmp_path) > 0, free_bytes(tmp_path / "gone")) == (True, 0)
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from properties import examples
 
 from serl_chunk.transport.storage import segment
-from serl_chunk.transport.storage.segment import HEADER_BYTES, MARKER, Damage, Found, pack
+from serl_chunk.transport.storage.journal import pack
+from serl_chunk.transport.storage.segment import HEADER_BYTES, MARKER, Damage, Found
 from serl_chunk.types import DataError
 
 SALT = 0x0123456789ABCDEF

@@ -9,11 +9,12 @@ import pytest
 from errors import naming
 from transport_tools import CONTRACT, LIMITS, end, shared, step
 
+from serl_chunk.transport.client.snapshots import Pull
+from serl_chunk.transport.server.control_channel import Published, answer_pull
 from serl_chunk.transport.wire import records, snapshots
-from serl_chunk.transport.wire.handshake import Hello
-from serl_chunk.transport.wire.parts import PART, decode_part, encode_part
-from serl_chunk.transport.wire.probe import LearnerStatus
-from serl_chunk.transport.wire.snapshots import Manifest, Published, Pull, answer_pull
+from serl_chunk.transport.wire.handshake import Hello, LearnerStatus
+from serl_chunk.transport.wire.records import PART, decode_part, encode_part
+from serl_chunk.transport.wire.snapshots import Manifest
 from serl_chunk.types import Amend, Begin, PolicyOrigin, Snapshot, StepBlock
 from serl_chunk_robot.wire import codec
 from serl_chunk_robot.wire.codec import Limits, Message, WireError

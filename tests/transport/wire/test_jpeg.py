@@ -18,7 +18,7 @@ from transport_tools import CONFIG, LIMITS, RawActor, eventually, linked, servin
 
 from serl_chunk.transport.wire import records
 from serl_chunk.transport.wire.jpeg import MAX_DECODED_BYTES, MAX_PIXELS, JpegImages, encode_jpeg, jpeg_images
-from serl_chunk.transport.wire.parts import MAX_PART_BYTES, encode_part
+from serl_chunk.transport.wire.records import MAX_PART_BYTES, encode_part
 from serl_chunk.types import Begin, End, Outcome, Source, Step, StepBlock
 from serl_chunk_robot.wire import codec
 from serl_chunk_robot.wire.codec import WireError

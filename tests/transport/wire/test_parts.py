@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transport_tools import LIMITS, step
 
 from serl_chunk.transport.wire import records
-from serl_chunk.transport.wire.parts import Assembly, decode_part, encode_part
+from serl_chunk.transport.wire.records import Assembly, decode_part, encode_part
 from serl_chunk.types import StepBlock
 from serl_chunk_robot.wire import codec
 

@@ -16,9 +16,12 @@ from errors import naming
 from ports import free_port
 from transport_tools import CONFIG, LIMITS, RawActor, eventually, linked, serving
 
-from serl_chunk.transport.client.snapshots import FetchError, SnapshotClient
+from serl_chunk.config.transport import TransportConfig
+from serl_chunk.transport.client.snapshots import FetchError, Pull, SnapshotClient
+from serl_chunk.transport.server import control_channel
+from serl_chunk.transport.server.control_channel import Published, answer_pull
 from serl_chunk.transport.wire import snapshots
-from serl_chunk.transport.wire.snapshots import Manifest, Published, Pull, answer_pull
+from serl_chunk.transport.wire.snapshots import Manifest
 from serl_chunk.types import ConfigError, DataError, PolicyOrigin, Snapshot
 from serl_chunk_robot.wire import codec
 from serl_chunk_robot.wire.codec import Message, WireError
@@ -57,7 +60,7 @@ def test_a_restarted_learner_sends_only_what_its_predecessor_did_not(monkeypatch
 
     with linked(port, connect=False) as link:
         with monkeypatch.context() as patched, serving(port) as server:
-            patched.setattr(snapshots, "answer_pull", until_half)
+            patched.setattr(control_channel, "answer_pull", until_half)
             link.connect(10)
             server.publish(Snapshot(1, old), {})
             assert link.wait_until(lambda: sent > n * 1.5, 10)
@@ -128,7 +131,7 @@ def test_a_version_never_goes_back_within_a_run_and_may_in_another():
 
 
 def test_a_manifest_of_another_run_or_normaliser_than_the_welcomes_is_refused():
-    client = SnapshotClient(1 << 18, 1.0)
+    client = SnapshotClient(TransportConfig(timeout_s=1.0, max_message_bytes=1 << 18))
     client.connected(PolicyOrigin("run", "digest"))
     for origin in (PolicyOrigin("other", "digest"), PolicyOrigin("run", "other"), PolicyOrigin()):
         published = Published(Snapshot(1, {"a": np.zeros(3)}, origin=origin), {})
@@ -139,7 +142,7 @@ def test_a_manifest_of_another_run_or_normaliser_than_the_welcomes_is_refused():
 def test_a_checkpoint_that_another_runs_learner_cannot_complete_is_an_error(monkeypatch):
     """What came of it is of the run before."""
     port, asked = free_port(), threading.Event()
-    monkeypatch.setattr(snapshots, "answer_pull", lambda *args: asked.set() or lost())
+    monkeypatch.setattr(control_channel, "answer_pull", lambda *args: asked.set() or lost())
     with linked(port, connect=False) as link, ThreadPoolExecutor(1) as pool:
         with serving(port, run_id="one", fetch=lambda step: (Snapshot(4, {"a": np.zeros(3)}), {})):
             link.connect(10)
@@ -261,7 +264,7 @@ def test_a_snapshot_arrives_whole_and_unchanged_leaves_are_not_sent_again():
         return frames
 
     with serving(port) as server, linked(port) as link, pytest.MonkeyPatch.context() as patched:
-        patched.setattr(snapshots, "answer_pull", sometimes)
+        patched.setattr(control_channel, "answer_pull", sometimes)
         assert link.latest() is None
         server.publish(Snapshot(3, params), {"loss": 0.5})
         assert_same(arrived(link, 3), 3, params)

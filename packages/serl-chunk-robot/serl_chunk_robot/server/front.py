@@ -26,7 +26,7 @@ from serl_chunk_robot.wire.codec import WireError
 from serl_chunk_robot.wire.connection_guard import ChannelLimits, ConnectionGuard
 from serl_chunk_robot.wire.link import SIGNAL, Link
 from serl_chunk_robot.wire.protocol import MAX_FRAME, MAX_REQUEST, MAX_STATE, STATE_PORT
-from serl_chunk_robot.wire.sockets import bind, make_socket, try_send
+from serl_chunk_robot.wire.sockets import bind, descriptor_of, make_socket, try_send
 
 logger = logging.getLogger(__name__)
 
@@ -226,7 +226,8 @@ class Front:
             if not frames:
                 self.guard.drained += 1
                 return
-            self.guard.count(REQUESTS, frames)
+            if not self.guard.count(REQUESTS, frames[0].bytes):
+                self.guard.know(REQUESTS, frames[0].bytes, descriptor_of(frames[-1]))
             self._take(frames)
             if k == 0:
                 self._pump()  # the only one, as a rule: it need not wait for the look whether there is another

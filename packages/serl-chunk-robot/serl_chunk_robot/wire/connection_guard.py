@@ -13,7 +13,7 @@ import os
 import socket
 import struct
 import time
-from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Sequence, Set, Tuple
+from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Set, Tuple
 
 import zmq
 
@@ -113,12 +113,16 @@ class ConnectionGuard:
         if gone is not None:
             gone.socket.close()
 
-    def count(self, channel: str, frames: Sequence[zmq.Frame]) -> None:
-        """Count a complete message, of identity and body. For the thread that receives the channel."""
-        key = channel, frames[0].bytes
-        if key not in self._peers:
-            self._peers[key] = [_descriptor_of(frames[-1]), 0]
-        self._peers[key][1] += 1
+    def count(self, channel: str, identity: bytes) -> bool:
+        """Count a complete message. For the thread that receives the channel. False: `know` its peer first."""
+        peer = self._peers.get((channel, identity))
+        if peer is not None:
+            peer[1] += 1
+        return peer is not None
+
+    def know(self, channel: str, identity: bytes, descriptor: int) -> None:
+        """Count the first message of a peer, which came over the connection with `descriptor`."""
+        self._peers[channel, identity] = [descriptor, 1]
 
     def cut(self, channel: str, identity: bytes, why: str) -> None:
         """Shut down the connection of a peer whose messages were counted."""
@@ -195,10 +199,3 @@ def _received(s: socket.socket) -> int:
         info = s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED_AT + 8)
         return int(struct.unpack_from("=Q", info, _RECEIVED_AT)[0])
     return 0
-
-
-def _descriptor_of(frame: zmq.Frame) -> int:
-    try:
-        return int(frame.get("__fd"))
-    except zmq.ZMQError:
-        return -1

@@ -84,6 +84,14 @@ def try_receive(s: zmq.Socket[bytes]) -> list[zmq.Frame] | None:
     return frames
 
 
+def descriptor_of(frame: zmq.Frame) -> int:
+    """Return the file descriptor of the connection that a received frame came over; -1 for none."""
+    try:
+        return int(frame.get("__fd"))
+    except zmq.ZMQError:
+        return -1
+
+
 def endpoint(host: str, port: int) -> str:
     """Return `tcp://host:port`, with the brackets that an IPv6 address needs."""
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
