@@ -30,10 +30,15 @@ from support.cli_args import settings
 from support.results import Run, write
 
 from serl_chunk.config.agents.acfql import AcfqlConfig
-from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig, NormaliserConfig
-from serl_chunk.config.learner import LearnerConfig
+from serl_chunk.config.experiment import (
+    ActorConfig,
+    ChunkConfig,
+    ExperimentConfig,
+    LearnerConfig,
+    NormaliserConfig,
+    ReplayConfig,
+)
 from serl_chunk.config.overrides import apply_overrides
-from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.evaluation.rollouts import EVAL_SEED_BASE
 from serl_chunk.runs.metrics import read_metrics

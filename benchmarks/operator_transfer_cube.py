@@ -47,9 +47,9 @@ from support.watching_operator import WatchingOperator
 
 from serl_chunk.cli.local import train_local
 from serl_chunk.cli.record import run_record
-from serl_chunk.config.devices import DeviceConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import load_experiment
+from serl_chunk.config.operator import DeviceConfig
 from serl_chunk.config.presets import configured
 from serl_chunk.config.robots import AlohaSimConfig
 from serl_chunk.data.formats.hdf5 import read_episode
@@ -250,7 +250,7 @@ def more_demonstrations(config: ExperimentConfig, mice: Path, count: int, args: 
             aloha_arms(), TransferCube(), translation=TRANSLATION, rotation=ROTATION, seed=args.seed + 1
         )
 
-    with operated(mice, make), patch.object(recording, "MonotonicClock", InstantClock):
+    with operated(mice, make), patch.object(recording, "Clock", InstantClock):
         run_record(config, count, str(folder), policy="human", noise=None, cameras=())
     return folder
 

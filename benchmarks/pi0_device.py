@@ -25,9 +25,8 @@ from support.worker import Worker
 from vision import Contestant
 
 from serl_chunk.config.agents.pi0 import PI0_PRESETS, Pi0Config
-from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
+from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig, ReplayConfig
 from serl_chunk.config.loader import load_experiment
-from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.models.pi0.pi0 import Pi0
 from serl_chunk.models.pi0.tree import initial
 

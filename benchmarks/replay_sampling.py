@@ -24,8 +24,7 @@ from support.cli_args import make_parser, write_figures
 from support.noise import noise_episode
 
 from serl_chunk.config.agents.acrlpd import AcrlpdConfig
-from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
-from serl_chunk.config.replay import ReplayConfig
+from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig, ReplayConfig
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.data.demos import load_demos
 from serl_chunk.data.formats.hdf5 import write_episode

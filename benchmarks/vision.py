@@ -28,10 +28,9 @@ from support.noise import noise_episode
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.config.agents.bc import BcConfig
 from serl_chunk.config.agents.encoder import EncoderConfig
-from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.experiment import ExperimentConfig, ReplayConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.overrides import apply_overrides
-from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.data.preprocess import fit_preprocess
 from serl_chunk.replay.features import groups_of
 from serl_chunk.replay.replay import Replay

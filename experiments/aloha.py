@@ -20,10 +20,15 @@ import numpy as np
 from serl_chunk.config.agents.acfql import AcfqlConfig
 from serl_chunk.config.agents.critic import CriticConfig
 from serl_chunk.config.agents.encoder import EncoderConfig
-from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig, NormaliserConfig
-from serl_chunk.config.learner import LearnerConfig
+from serl_chunk.config.experiment import (
+    ActorConfig,
+    ChunkConfig,
+    ExperimentConfig,
+    LearnerConfig,
+    NormaliserConfig,
+    ReplayConfig,
+)
 from serl_chunk.config.outcome import OutcomeConfig
-from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import AlohaConfig
 from serl_chunk.types import Observation
 

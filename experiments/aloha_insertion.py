@@ -8,9 +8,14 @@ serl-chunk --exp_name aloha_insertion --learner --actor --demo_path demos/insert
 from serl_chunk.config.agents.acfql import AcfqlConfig
 from serl_chunk.config.agents.critic import CriticConfig
 from serl_chunk.config.agents.flow import FlowConfig
-from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig, NormaliserConfig
-from serl_chunk.config.learner import LearnerConfig
-from serl_chunk.config.replay import ReplayConfig
+from serl_chunk.config.experiment import (
+    ActorConfig,
+    ChunkConfig,
+    ExperimentConfig,
+    LearnerConfig,
+    NormaliserConfig,
+    ReplayConfig,
+)
 from serl_chunk.config.robots import AlohaSimConfig
 
 

@@ -3,9 +3,14 @@
 from serl_chunk.config.agents.acfql import AcfqlConfig
 from serl_chunk.config.agents.critic import CriticConfig
 from serl_chunk.config.agents.flow import FlowConfig
-from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig, NormaliserConfig
-from serl_chunk.config.learner import LearnerConfig
-from serl_chunk.config.replay import ReplayConfig
+from serl_chunk.config.experiment import (
+    ActorConfig,
+    ChunkConfig,
+    ExperimentConfig,
+    LearnerConfig,
+    NormaliserConfig,
+    ReplayConfig,
+)
 from serl_chunk.config.robots import AlohaSimConfig
 
 

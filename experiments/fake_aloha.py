@@ -1,9 +1,14 @@
 """The simulated bimanual pick, hand-over and place task: what `make demo` trains."""
 
 from serl_chunk.config.agents.acfql import AcfqlConfig
-from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig, NormaliserConfig
-from serl_chunk.config.learner import LearnerConfig
-from serl_chunk.config.replay import ReplayConfig
+from serl_chunk.config.experiment import (
+    ActorConfig,
+    ChunkConfig,
+    ExperimentConfig,
+    LearnerConfig,
+    NormaliserConfig,
+    ReplayConfig,
+)
 from serl_chunk.config.robots import FakeAlohaConfig
 
 

@@ -6,9 +6,14 @@ serl-chunk --exp_name fake_aloha_images --learner --actor --demo_path demos/imag
 
 from serl_chunk.config.agents.acfql import AcfqlConfig
 from serl_chunk.config.agents.encoder import EncoderConfig
-from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig, NormaliserConfig
-from serl_chunk.config.learner import LearnerConfig
-from serl_chunk.config.replay import ReplayConfig
+from serl_chunk.config.experiment import (
+    ActorConfig,
+    ChunkConfig,
+    ExperimentConfig,
+    LearnerConfig,
+    NormaliserConfig,
+    ReplayConfig,
+)
 from serl_chunk.config.robots import FakeAlohaConfig
 
 CAMERAS = ("top", "left_wrist", "right_wrist")

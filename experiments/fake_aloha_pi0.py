@@ -10,9 +10,14 @@ from serl_chunk.config.agents.bc import BcConfig
 from serl_chunk.config.agents.encoder import EncoderConfig
 from serl_chunk.config.agents.language import LanguageConfig
 from serl_chunk.config.agents.pi0 import PI0_PRESETS
-from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig, NormaliserConfig
-from serl_chunk.config.learner import LearnerConfig
-from serl_chunk.config.replay import ReplayConfig
+from serl_chunk.config.experiment import (
+    ActorConfig,
+    ChunkConfig,
+    ExperimentConfig,
+    LearnerConfig,
+    NormaliserConfig,
+    ReplayConfig,
+)
 from serl_chunk.config.robots import FakeAlohaConfig
 
 CAMERAS = ("top", "left_wrist", "right_wrist")  # in the order of the model's

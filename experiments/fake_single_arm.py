@@ -5,9 +5,14 @@ serl-chunk --exp_name fake_single_arm --learner --actor --demo_path demos/single
 """
 
 from serl_chunk.config.agents.acfql import AcfqlConfig
-from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig, NormaliserConfig
-from serl_chunk.config.learner import LearnerConfig
-from serl_chunk.config.replay import ReplayConfig
+from serl_chunk.config.experiment import (
+    ActorConfig,
+    ChunkConfig,
+    ExperimentConfig,
+    LearnerConfig,
+    NormaliserConfig,
+    ReplayConfig,
+)
 from serl_chunk.config.robots import FakeSingleArmConfig
 
 

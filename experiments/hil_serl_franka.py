@@ -21,11 +21,16 @@ from typing import NamedTuple
 from serl_chunk.config.agents.acfql import AcfqlConfig
 from serl_chunk.config.agents.encoder import EncoderConfig
 from serl_chunk.config.agents.gripper import GripperConfig
-from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig, NormaliserConfig
+from serl_chunk.config.experiment import (
+    ActorConfig,
+    ChunkConfig,
+    ExperimentConfig,
+    LearnerConfig,
+    NormaliserConfig,
+    ReplayConfig,
+)
 from serl_chunk.config.hil_serl import hil_serl_encoder, hil_serl_task
-from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.config.outcome import OutcomeConfig
-from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import FrankaConfig
 from serl_chunk.types import STATE, ConfigError, Observation
 

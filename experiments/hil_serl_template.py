@@ -22,10 +22,15 @@ from typing import Any
 from serl_chunk.config.agents.acfql import AcfqlConfig
 from serl_chunk.config.agents.encoder import EncoderConfig
 from serl_chunk.config.agents.gripper import GripperConfig, SetupMode
-from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig, NormaliserConfig
+from serl_chunk.config.experiment import (
+    ActorConfig,
+    ChunkConfig,
+    ExperimentConfig,
+    LearnerConfig,
+    NormaliserConfig,
+    ReplayConfig,
+)
 from serl_chunk.config.hil_serl import hil_serl_encoder, hil_serl_task
-from serl_chunk.config.learner import LearnerConfig
-from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.robots.hil_serl import hil_serl_robot
 
 # None: HIL-SERL's for the task. A fixed gripper is no action (6 numbers, or 12 for two arms). A learned one is the last

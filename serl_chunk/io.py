@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import statistics
 import time
@@ -89,24 +90,47 @@ def format_duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-class WaitLog:
-    """Logs a condition that lasts: at most every `period` seconds, its remedy on the first line. `clock`: monotonic
-    seconds.
+class Waiting:
+    """A wait for a condition: polls, and logs why it lasts, at most once every `period` seconds, the remedy at first.
+
+    Args:
+        clock: monotonic seconds.
+        late: seconds until the first line is due.
     """
 
     def __init__(
-        self, logger: logging.Logger, period: float = 10.0, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+        self, logger: logging.Logger, period: float = 10.0, *, clock: Callable[[], float] = time.monotonic,
+        late: float = 0.0,
+    ) -> None:  # fmt: skip
         self._logger, self._period, self._clock = logger, period, clock
-        self._logged_at: float | None = None
+        self._next, self._first = clock() + late if late else -math.inf, True
+
+    def due(self) -> bool:
+        """Return whether a line is due, which then counts as logged."""
+        if (now := self._clock()) < self._next:
+            return False
+        self._next = now + self._period
+        return True
 
     def log(self, text: str, remedy: str = "", *, level: int = logging.INFO) -> None:
         """The condition lasts: log `text`, where a line is due."""
-        now, before = self._clock(), self._logged_at
-        if before is None or now - before >= self._period:
-            self._logged_at = now
-            self._logger.log(level, f"{text}. {remedy}" if remedy and before is None else text)
+        if self.due():
+            more = f". {remedy[:1].upper()}{remedy[1:]}" if remedy and self._first else ""
+            self._logger.log(level, text + more)
+            self._first = False
 
     def end(self) -> None:
         """The condition is over: the next line comes at once, with its remedy."""
-        self._logged_at = None
+        self._next, self._first = -math.inf, True
+
+    def until(
+        self, ready: Callable[[], object], over: Callable[[], object], poll: Callable[[], object],
+        pause: Callable[[float], object] = time.sleep, every: float = 0.02,
+    ) -> bool:  # fmt: skip
+        """Call `poll` `every` few seconds until `ready`; returns False where the wait is `over` before."""
+        while not ready():
+            if over():
+                return False
+            poll()
+            pause(every)
+        return True

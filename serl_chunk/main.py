@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from serl_chunk.cli.commands import COMMANDS, Parser, run_command
+from serl_chunk.cli.commands import LISTED, Parser, run_command
 from serl_chunk.io import folder_fault, os_reason
 from serl_chunk.logs import logging_to_stdout
 from serl_chunk.signals import INTERRUPTED, TELLING, answer_signals, before_exit, exit_status
@@ -57,10 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _command(arguments: list[str]) -> int:
     Parser.flags.clear()
     try:
-        if arguments and arguments[0] in COMMANDS:
+        if arguments and arguments[0] in LISTED:
             return run_command(arguments)
         if arguments and not arguments[0].startswith("-"):
-            raise ConfigError(f"unknown command {arguments[0]!r}. Valid: {', '.join(COMMANDS)}, or flags (--help).")
+            raise ConfigError(f"unknown command {arguments[0]!r}. Valid: {', '.join(LISTED)}, or flags (--help).")
         from serl_chunk.cli.training import run_training
 
         return run_training(arguments)

@@ -53,11 +53,12 @@ FOREIGN_FLAGS = {"--successes_needed", "--dataset_type", "--max_episode_steps", 
 STUBBED = {  # module of serl_chunk -> what of it a command line starts
     "cli.local": "run_local", "fleet.local": "run_both", "cli.learner": "run_learner run_offline",
     "cli.evaluation": "run_evaluation", "cli.actor": "run_training_actor", "cli.record": "run_record",
-    "runs.report.report": "build_report", "cli.keys": "run_init run_add run_join run_list run_revoke",
-    "cli.doctor.doctor": "run_doctor", "cli.data.convert": "run_convert run_export",
-    "cli.data.inspect": "run_inspect run_check run_stats", "cli.view": "run", "cli.rollback": "run",
-    "cli.serve": "run_serve", "cli.attention": "run_fit run_test", "cli.classifier": "run_train run_test",
-    "cli.pi0": "run_inspect run_import run_export",
+    "runs.report.report": "build_report",
+    "cli.keys": "init_command add_command join_command list_command revoke_command",
+    "cli.doctor.doctor": "run_doctor", "cli.data.convert": "convert_command export_command",
+    "cli.data.inspect": "inspect_command check_command stats_command", "cli.view": "view_command",
+    "cli.runs": "rollback_command", "cli.serve": "run_serve", "cli.attention": "fit_command test_command",
+    "cli.classifier": "train_command test_command", "cli.pi0": "inspect_command import_command export_command",
 }  # fmt: skip
 SUBCOMMANDS = {  # whose flags `--help` prints; of "", of one word
     "": "config new experiments record serve report view doctor", "keys": "init add join list revoke",
@@ -139,8 +140,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     for name, functions in STUBBED.items():
         module = importlib.import_module(f"serl_chunk.{name}")
         for function in functions.split():
-            known = f"run_{name.rpartition('.')[2]}" if function == "run" else function
-            monkeypatch.setattr(module, function, stub(known, getattr(module, function)))
+            monkeypatch.setattr(module, function, stub(function, getattr(module, function)))
     return made
 
 
@@ -171,9 +171,9 @@ def test_serl_chunk_accepts(
         assert command_line.main([*shared, "--learner"]) == command_line.main([*shared, "--actor"]) == 0
         assert [name for name, _ in calls] == ["run_learner", "run_training_actor"]
     elif words[0] in ("data", "classifier", "attention", "pi0", "keys"):
-        assert name == f"run_{words[1]}"
+        assert name == f"{words[1]}_command"
     elif words[0] in ("view", "rollback"):
-        assert name == f"run_{words[0]}"
+        assert name == f"{words[0]}_command"
     elif name != "build_report":
         assert isinstance(arguments["config"], ExperimentConfig)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from serl_chunk.io import (
-    WaitLog,
+    Waiting,
     atomic_path,
     atomic_write,
     folder_fault,
@@ -51,7 +51,7 @@ def test_bytes_durations_numbers_and_errors_of_the_system_in_words(written, give
 def test_a_wait_is_logged_now_and_then_with_its_remedy_on_the_first_line(caplog):
     caplog.set_level("INFO")
     now = iter((0.0, 4.0, 10.0, 19.0, 20.0, 21.0))
-    wait = WaitLog(logging.getLogger("test"), 10.0, clock=now.__next__)
+    wait = Waiting(logging.getLogger("test"), 10.0, clock=now.__next__)
     for second in (0, 4, 10, 19):
         wait.log(f"waiting for {second} s", "Start a learner.")
     wait.end()

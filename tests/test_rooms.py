@@ -14,7 +14,7 @@ from pathlib import Path
 
 import serl_chunk
 import serl_chunk_robot
-from serl_chunk.cli.commands import COMMANDS, OF_TWO_WORDS
+from serl_chunk.cli.commands import COMMANDS
 
 PACKAGE = Path(serl_chunk.__file__).resolve().parent
 ROBOT = Path(serl_chunk_robot.__file__).resolve().parent
@@ -171,8 +171,6 @@ LONGEST = 600  # lines of a product file
 SHORTEST = 60  # lines of one that a single module imports; a shorter one makes its reader open two files for one idea
 SHORT_WITH_REASON: dict[str, str] = {  # path -> why it stands alone
     "packages/serl-chunk-robot/serl_chunk_robot/control/grip.py": "grips, apart from the loop, which is long",
-    "serl_chunk/operator/leader_alignment.py": "what an episode waits for, apart from the operator, which is long",
-    "serl_chunk/operator/obstacles.py": "words on a robot's state, apart from the operator, which is long",
     "serl_chunk/robots/aloha.py": "loaded by name, as the specification of each other robot is",
     "serl_chunk/robots/aloha_sim/camera.py": "loaded by name in a camera's process",
     "serl_chunk/robots/fake/camera.py": "loaded by name in a camera's process",
@@ -202,7 +200,7 @@ def test_no_file_is_too_long_and_no_short_one_serves_one_module_without_a_reason
     sizes = {path: len(path.read_text().splitlines()) for path in PRODUCT}
     assert {str(path): n for path, n in sizes.items() if n > LONGEST} == {}
     importers = collections.Counter(module for imported in import_graph().values() for module in imported)
-    commands = {command.module for command in (*COMMANDS.values(), *OF_TWO_WORDS.values())}  # one each, loaded by name
+    commands = {f"serl_chunk.cli.{command.module}" for command in COMMANDS.values()}  # loaded by name
     short = {
         str(path.relative_to(ROOT))
         for path, n in sizes.items()

@@ -28,9 +28,7 @@ from serl_chunk.config.agents.acfql import AcfqlConfig
 from serl_chunk.config.agents.critic import CriticConfig
 from serl_chunk.config.agents.encoder import EncoderConfig
 from serl_chunk.config.agents.flow import FlowConfig
-from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.config.learner import LearnerConfig
-from serl_chunk.config.replay import ReplayConfig
+from serl_chunk.config.experiment import ExperimentConfig, LearnerConfig, ReplayConfig
 from serl_chunk.learner.learner import Learner
 from serl_chunk.learner.offline_data import InitialData
 from serl_chunk.learner.service import LearnerService

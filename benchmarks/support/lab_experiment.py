@@ -14,8 +14,7 @@ from serl_chunk.config.agents.acfql import AcfqlConfig
 from serl_chunk.config.agents.critic import CriticConfig
 from serl_chunk.config.agents.encoder import EncoderConfig
 from serl_chunk.config.agents.flow import FlowConfig
-from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.config.learner import LearnerConfig
+from serl_chunk.config.experiment import ExperimentConfig, LearnerConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.outcome import OutcomeConfig
 from serl_chunk.robots.arms import aloha_arms

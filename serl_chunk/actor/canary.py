@@ -164,28 +164,15 @@ class Canary:
         return Verdict(not worse, candidate.version, mine, acting.version, former, probability)
 
 
-class EpisodeChoice:
-    """Chooses the snapshot of each episode of a session, and counts how it did. `policy` has the gate, if any."""
+def count_episode(policy: Policy, episode_id: str, summary: EpisodeSummary) -> None:
+    """Count an episode that `policy` chose its snapshot for, where it has a gate."""
+    gate, success = policy.gate, succeeded_alone(summary)
+    if gate is not None and success is not None and (verdict := gate.add(policy.version, episode_id, success)):
+        verdict.log()
 
-    def __init__(self, policy: Policy) -> None:
-        self._policy, self._counts = policy, False
 
-    def begin(self, *, random: bool = False) -> None:
-        """Choose for the next episode. `random`: random commands begin it, so it does not count."""
-        self._policy.choose_snapshot()
-        self._counts = not random
-
-    def end(self, episode_id: str, summary: EpisodeSummary) -> None:
-        """Count the episode that `begin` chose for."""
-        gate, success = self._policy.gate, succeeded_alone(summary)
-        if gate is None or success is None or not self._counts:
-            return
-        if verdict := gate.add(self._policy.version, episode_id, success):
-            verdict.log()
-
-    def amend(self, record: Amend) -> None:
-        """Count an episode as it was corrected."""
-        gate = self._policy.gate
-        if gate is None or (not record.discard and record.outcome in (None, Outcome.SUCCESS)):
-            return  # no correction makes a success
-        gate.correct(record.episode_id, None if record.discard or record.outcome is Outcome.UNKNOWN else False)
+def correct_episode(policy: Policy, record: Amend) -> None:
+    """Count an episode as it was corrected."""
+    if policy.gate is None or (not record.discard and record.outcome in (None, Outcome.SUCCESS)):
+        return  # no correction makes a success
+    policy.gate.correct(record.episode_id, None if record.discard or record.outcome is Outcome.UNKNOWN else False)

@@ -1,42 +1,28 @@
-"""The control clock: an injected source of time, absolute deadlines and their lateness, and what keeps them.
-
-Garbage is collected between episodes: with JAX's 227,000 objects a full collection takes 111 to 118 ms, five ticks of a
-robot at 50 Hz.
-"""
+"""The control clock: an injected source of time, absolute deadlines and their lateness, and what keeps them."""
 
 from __future__ import annotations
 
 import contextlib
-import gc
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
 from serl_chunk.types import gap_tolerance
 
 SWITCH_INTERVAL = 0.0005  # seconds; the interpreter's default of 5 ms is a quarter of a 50 Hz tick
-LONGEST_PAUSE = 600.0  # seconds; an episode that lasts longer collects where the robot holds anyway
 
 
-class Clock(Protocol):
-    """A source of time."""
-
-    def now(self) -> float: ...
-
-    def sleep_until(self, moment: float) -> None:
-        """Return at `moment`, or at once where it has passed."""
-
-
-class MonotonicClock:
-    """The machine's monotonic clock."""
+class Clock:
+    """A source of time: the machine's monotonic clock, or a subclass."""
 
     def now(self) -> float:
         return time.monotonic()
 
     def sleep_until(self, moment: float) -> None:
+        """Return at `moment`, or at once where it has passed."""
         left = moment - time.monotonic()
         if left > 0:
             time.sleep(left)
@@ -99,44 +85,3 @@ def responsive_interpreter() -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(before)
-
-
-class GarbageSchedule:
-    """Moves garbage collections out of the episodes of a realtime actor."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock, self._frozen, self._collected = clock, False, clock.now()
-
-    def freeze(self) -> None:
-        """Leave current objects, compiled programs above all, out of every later collection."""
-        self._frozen = self._frozen or not gc.get_freeze_count()  # what others froze stays so
-        self._collect()
-        gc.freeze()
-
-    @contextlib.contextmanager
-    def episode(self) -> Iterator[None]:
-        """Collect nothing until the block is left, then everything; an error is passed on at once."""
-        enabled = gc.isenabled()
-        gc.disable()
-        self._collected = self._clock.now()
-        try:
-            with responsive_interpreter():
-                yield
-            self._collect()
-        finally:
-            if enabled:
-                gc.enable()
-
-    def holding(self) -> None:
-        """Collect within an episode that goes on for long: the robot was just commanded to stay where it is."""
-        if self._clock.now() - self._collected > LONGEST_PAUSE:
-            self._collect()
-
-    def close(self) -> None:
-        if self._frozen:
-            gc.unfreeze()
-            self._frozen = False
-
-    def _collect(self) -> None:
-        gc.collect()
-        self._collected = self._clock.now()

@@ -12,23 +12,87 @@ from typing import cast
 import numpy as np
 
 from serl_chunk.actor.chunk_queue import ChunkQueue, SentTick, TickAction
-from serl_chunk.actor.clock import Clock, Deadlines, Lateness, MonotonicClock
-from serl_chunk.actor.handover import Commands
-from serl_chunk.actor.hold import hold_warning
+from serl_chunk.actor.clock import Clock, Deadlines, Lateness
+from serl_chunk.actor.handover import Commands, hold_warning
 from serl_chunk.actor.inference import InferenceThread
-from serl_chunk.actor.interfaces import LoopOperator, NoOperator
-from serl_chunk.actor.intervention import Interventions
+from serl_chunk.actor.interfaces import LoopOperator
 from serl_chunk.actor.planner import ExpertPlanner, LockstepPlanner, Planner, realtime_planner
-from serl_chunk.actor.policy import Decision, Policy, Request, blank_request
-from serl_chunk.actor.policy_wait import PolicyWait, no_stop
+from serl_chunk.actor.policy import AWAY_POLL_SECONDS, NO_SERVER, Decision, Policy, Request, blank_request, no_stop
 from serl_chunk.actor.recorder import EpisodeRecorder, LazyObservation, NullSink, RecordedCameras
 from serl_chunk.actor.stats import EpisodeMeter, EpisodeSummary, Pacing
 from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.console.view import Obstacle
+from serl_chunk.io import Waiting
 from serl_chunk.outcomes.judge import OPERATOR, Judge
 from serl_chunk.robots.base import Expert, InterventionCommand, InterventionSource, RobotEnv
-from serl_chunk.types import STATE, Begin, End, Observation, Outcome, RecordSink, RobotSpec, Source, Step
+from serl_chunk.types import STATE, Begin, DataError, End, Observation, Outcome, RecordSink, RobotSpec, Source, Step
 
 logger = logging.getLogger(__name__)
+
+
+class Interventions:
+    """Polls an intervention source on every tick and counts its ticks.
+
+    A segment is a run of consecutive ticks under a human; all of them count, also idle ones (recorded as holds). After
+    `max_human_ticks`, of which `used` were spent in earlier sessions of the run, the source is no longer polled, also
+    within a segment; 0 sets no limit. An environment's own human ticks (`info["intervene_action"]`) are only counted.
+    """
+
+    def __init__(
+        self, source: InterventionSource | None, spec: RobotSpec, max_human_ticks: int = 0, used: int = 0
+    ) -> None:
+        self._source, self._spec, self._limit, self._inside = source, spec, max_human_ticks, False
+        self.total_ticks = used  # of the run
+        self.ticks = self.segments = 0  # of the episode
+        self._began = self.released = False  # `released`: a human who had the robot in this episode let it go
+
+    def reset(self, seed: int) -> None:
+        self._inside, self.ticks, self.segments = False, 0, 0
+        self._began = self.released = False
+        if self._source is not None:
+            self._source.reset(seed)
+
+    def restart(self) -> None:
+        """Note that the robot did not follow for a while; the source ends its intervention, if it can."""
+        restart = getattr(self._source, "restart", None)
+        if restart is not None:
+            restart()
+
+    def poll(
+        self, tick: int, observation: Observation, decision_tick: bool, last: np.ndarray
+    ) -> InterventionCommand | None:
+        """Return the human's command for this tick, or None; see `InterventionSource.poll`.
+
+        Raises DataError for a command of another length, or one that is not finite.
+        """
+        if self._source is None or 0 < self._limit <= self.total_ticks:
+            return None
+        human = self._source.poll(tick, observation, decision_tick, last)
+        self.released |= self._began and human is None
+        self._began |= human is not None
+        if human is None:
+            return None
+        command = np.asarray(human.action, np.float32)
+        if command.shape != (self._spec.action_dim,) or not np.isfinite(command).all():
+            raise DataError(
+                f"the source commanded {human.action} on tick {tick}, expected {self._spec.action_dim} finite numbers "
+                f"for robot {self._spec.name!r}",
+                parameter="actor.intervention",
+            )
+        if human.dims is not None and (np.shape(human.dims) != command.shape or not np.any(human.dims)):
+            raise DataError(
+                f"the source commanded dimensions {human.dims} on tick {tick}, expected {self._spec.action_dim} truth "
+                f"values, one or more of them true, for robot {self._spec.name!r}",
+                parameter="actor.intervention",
+            )
+        return human._replace(action=command)
+
+    def count(self, human: bool) -> None:
+        if human:
+            self.total_ticks += 1
+            self.ticks += 1
+            self.segments += not self._inside
+        self._inside = human
 
 
 @dataclasses.dataclass
@@ -102,12 +166,13 @@ class EpisodeRunner:
         env.watch(watched)
         self.interventions = Interventions(intervention, spec, actor.max_human_ticks, human_ticks_before)
         self._env, self._config, self._sink = env, config, sink
-        self._operator: LoopOperator = operator or NoOperator()
-        self._wait = PolicyWait(self._policy, self._operator, stop)
+        self._operator = operator or LoopOperator()
+        # Without the operator's own: a stop before an episode is latched, and its reset waits for a clear.
+        self._session_stop = stop
         env.stop = stop = self._operator.stopping(stop)
         self._operator.attach(env, intervention)
         self._stop, self._observer, self._commands = stop, observer, Commands(config, spec)
-        clock = clock or MonotonicClock()
+        clock = clock or Clock()
         realtime = config.robot.real if self._policy is None else actor.clock == "realtime"
         every_tick, self._planner = True, Planner()
         self._realtime_planner: Callable[[bool], Planner | None] | None = None  # until inference is measured
@@ -154,7 +219,7 @@ class EpisodeRunner:
         inference: between a reset and its first tick nothing commands the robot.
         """
         if self._policy is not None:
-            self._policy.await_available(self._wait.over, self._wait.poll)
+            Waiting(logger).until(self._policy.available, self._over, self._poll, every=AWAY_POLL_SECONDS)
         self._warm_up(explore)
         with self._pacing.episode():
             episode = self.begin(seed, explore=explore, random_steps=random_steps, episode_id=episode_id, arm=arm)
@@ -164,7 +229,7 @@ class EpisodeRunner:
                     if episode.end is not None:
                         break
                     if request is not None and self._policy is not None:
-                        decision = self._policy.decide_patiently(request, self._stop, self._wait.poll)
+                        decision = self._policy.decide_patiently(request, self._stop, self._poll)
                         if decision is not None and not self._operator.holding:  # else stopped or held meanwhile
                             self.accept(episode, decision)
                     self.tick(episode)
@@ -187,7 +252,7 @@ class EpisodeRunner:
         self._warm_up(explore)
         spec, planner, name = self.spec, self._planner, episode_id or f"actor-{self._begun:06d}"
         meter = EpisodeMeter(seed, self._pacing.clock.now(), self._decided)
-        over, task = self._wait.over() is not None, self._config.robot.task  # stopped while the policy was waited for
+        over, task = self._over() is not None, self._config.robot.task  # stopped while the policy was waited for
         raw = None if over else self._operator.reset(self._env, seed)
         if raw is None:
             self.interventions.reset(seed)
@@ -384,6 +449,15 @@ class EpisodeRunner:
     def _version(self) -> int:
         return -1 if self._policy is None else self._policy.version
 
+    def _over(self) -> str | None:
+        """Return what ends the session before the next episode: nothing moves the robot any more."""
+        return OPERATOR if self._operator.quits else self._session_stop()
+
+    def _poll(self) -> None:
+        """Poll the operator while the policy is away, or decides elsewhere."""
+        waiting = "" if self._policy is None else self._policy.waiting
+        self._operator.waits(*([Obstacle(waiting, NO_SERVER)] if waiting else []))
+
     def _look(self, episode: EpisodeState) -> Observation:
         self._note_window(episode, episode.tick)
         return episode.observed.with_frames()
@@ -410,7 +484,7 @@ class EpisodeRunner:
 
     def _warm_up(self, explore: bool) -> None:
         """In real time, once: compile and measure inference, then build its planner."""
-        if self._realtime_planner is None or self._wait.over() is not None:
+        if self._realtime_planner is None or self._over() is not None:
             return
         planner = self._realtime_planner(explore)
         if planner is not None:
@@ -424,5 +498,5 @@ class EpisodeRunner:
         request = blank_request(self.spec, self._frames.names, explore=explore, task=task)
         return realtime_planner(
             queue, policy, inference, self._pacing.clock, self.spec.dt, wanted, request, self._operator.planner,
-            self._wait.over, self._wait.poll,
+            self._over, self._poll,
         )  # fmt: skip

@@ -5,13 +5,67 @@ from __future__ import annotations
 import numpy as np
 
 from serl_chunk.actor.chunk_queue import TickAction
-from serl_chunk.actor.hold import HoldPolicy, with_kept
-from serl_chunk.config.devices import DEVICES
 from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.operator import DEVICES
+from serl_chunk.config.robots import GymConfig, RobotConfig
 from serl_chunk.types import RobotSpec, Source
 
 ACCELERATION = 20.0  # rad/s^2, as of the human's own motion (`devices.teleoperation.TwistLimits`)
 LEAST = 2  # ticks after a human's that are bounded: both have targets of the human among the last two
+
+
+class HoldPolicy:
+    """Commands float32[A], robot units, that keep a robot where it is.
+
+    Repeating a position holds it; repeating a difference would keep the robot moving. Dimensions that command a
+    measured joint, and grippers, are positions; all others are taken for differences, and hold at 0.
+    """
+
+    def __init__(self, spec: RobotSpec) -> None:
+        self._joint = np.array(spec.joint_of_action)
+        self._is_position = self._joint >= 0
+        self._is_position[list(spec.grippers)] = True
+        self._low, self._high = np.array(spec.action_low), np.array(spec.action_high)
+        self._no_motion = np.clip(0.0, self._low, self._high).astype(np.float32)
+
+    def initial(self, state: np.ndarray) -> np.ndarray:
+        """Return the hold before the first action: joints measured in `state` float32[S], in the limits, else 0."""
+        rest = np.where(self._joint >= 0, state[np.maximum(self._joint, 0)], 0.0)
+        return np.clip(rest, self._low, self._high).astype(np.float32)
+
+    def next(self, action: np.ndarray) -> np.ndarray:
+        return np.where(self._is_position, action, self._no_motion)
+
+
+def with_kept(command: np.ndarray, hold: np.ndarray, dimensions: tuple[int, ...]) -> np.ndarray:
+    """`command` [..., A] with `dimensions` of `hold`, which only a human changes (`agent.gripper.mode=fixed`)."""
+    if not dimensions:
+        return command
+    command, kept = np.array(command), list(dimensions)
+    command[..., kept] = hold[kept]
+    return command
+
+
+def hold_warning(config: RobotConfig, spec: RobotSpec) -> str | None:
+    """Return a warning where a hold of 0 is a guess; None where the configuration defines the hold.
+
+    It is a guess for a user's environment that names neither grippers nor measured joints, and for unmeasured actions
+    whose limits do not have 0 inside.
+    """
+    if not isinstance(config, GymConfig) or config.joint_of_action:
+        return None
+    free = [i for i, joint in enumerate(spec.joint_of_action) if joint < 0 and i not in spec.grippers]
+    if config.grippers:
+        free = [i for i in free if not spec.action_low[i] < 0 < spec.action_high[i]]
+    if not free:
+        return None
+    dimensions, confirmed = ", ".join(map(str, free)), ", ".join(["-1"] * len(spec.joint_of_action))
+    return (
+        f"nothing measures where action dimensions {dimensions} of robot {spec.name!r} are: on a tick without "
+        "an action they are commanded 0, which stops a velocity, but moves a position and may open a gripper. Name "
+        "grippers in robot.grippers and measured joints in robot.joint_of_action. If all of them are velocities or "
+        f"differences, robot.joint_of_action=({confirmed}) confirms it"
+    )
 
 
 class Handover:
@@ -48,7 +102,10 @@ class Handover:
             return command
         before, self._last = last if self._last is None else self._last, last
         goal_before, self._goal = command if self._goal is None else self._goal, command
-        had, self._human = self._human, self._joints & _dims(choice, len(command))
+        dims = (
+            choice.by_human if choice.human_dims is None else choice.human_dims & choice.by_human
+        )  # a human's numbers
+        had, self._human = self._human, self._joints & dims
         self._ticks[had & ~self._human] = 0
         self._blends = (self._blends | had) & ~self._human
         if not self._blends.any() or choice.source is Source.HOLD:
@@ -64,13 +121,6 @@ class Handover:
         self._ticks += self._blends
         self._blends = self._blends & ~(fits & (self._ticks >= LEAST))
         return blended.astype(np.float32)
-
-
-def _dims(choice: TickAction, size: int) -> np.ndarray:
-    """Return which numbers of the command are a human's, bool[A]."""
-    if not choice.by_human:
-        return np.zeros(size, bool)
-    return np.ones(size, bool) if choice.human_dims is None else choice.human_dims
 
 
 def _approach(way: np.ndarray, change: float, dt: float) -> np.ndarray:

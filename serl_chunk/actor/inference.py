@@ -56,7 +56,6 @@ class InferenceThread:
             self._flushes += 1
 
     def poll(self) -> Decision | None:
-        """Return the newest decision that was not taken yet, at once."""
         with self._changed:
             return self._take()
 
@@ -124,9 +123,7 @@ class InferenceThread:
 class DelayEstimate:
     """Ticks that a decision takes: the 95th percentile of the newest, so that a slow one is soon forgotten.
 
-    Args:
-        ticks: measured before the first episode.
-        longest: a chunk that arrives later than this executes nothing.
+    `ticks` were measured before the first episode. A chunk that arrives later than `longest` executes nothing.
     """
 
     def __init__(self, ticks: Iterable[int], longest: int) -> None:

@@ -16,11 +16,12 @@ from serl_chunk.types import Amend, DataError, PolicyOrigin, RecordSink, RobotSp
 
 
 class ActorLink(RecordSink, SnapshotSource, Protocol):
-    """The actor's end of a learner: over a network, or in the same process. Nothing here blocks but `flush`."""
+    """The actor's end of a learner, over a network or as here in the same process. Nothing blocks but `flush`."""
 
     @property
     def allowance(self) -> int | None:
         """Steps this session may have recorded in all; None: no limit."""
+        return None
 
     @property
     def steps_recorded(self) -> int: ...
@@ -32,28 +33,36 @@ class ActorLink(RecordSink, SnapshotSource, Protocol):
     @property
     def error(self) -> SerlChunkError | None:
         """What broke the link permanently."""
+        return None
 
     @property
     def away(self) -> float:
         """Seconds since the learner was lost; 0 while it is there."""
+        return 0.0
 
     @property
     def unacknowledged(self) -> int:
         """Records that the learner lacks."""
+        return 0
 
     def amend(self, record: Amend) -> None:
         """Send a correction of an episode that has ended."""
 
     def can_begin(self) -> tuple[bool, str]:
         """Return whether an episode may begin, and the reason where not."""
+        return True, ""
 
     def backlog(self, *, begun: bool) -> str:
         """Describe what waits for the learner; empty where it keeps up. `begun`: an episode is about to begin."""
+        return ""
 
     def flush(self, timeout: float) -> bool:
         """Wait until the learner has every record; False where it has not after `timeout` seconds."""
+        return True
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Close it, but not a learner in the same process."""
+        return
 
 
 class RunProgress(NamedTuple):
@@ -67,7 +76,6 @@ class RunProgress(NamedTuple):
 
     @classmethod
     def of(cls, welcome: Welcome, actor_id: str) -> RunProgress:
-        """Read a learner's welcome."""
         fields = welcome.fields
         so_far = (int(fields["episodes"]), int(fields["env_steps"]), int(fields["human_ticks"]))
         return cls(welcome.run, *so_far, f"{actor_id}-{uuid.uuid4().hex[:8]}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import abc
 import functools
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -28,10 +28,17 @@ if TYPE_CHECKING:
     import jax
 
     from serl_chunk.actor.canary import Canary
+    from serl_chunk.agents.base import Agent
 
 _REMEMBERED = 16  # versions whose time of arrival is kept
 
 AWAY_POLL_SECONDS = 0.02  # between looks at a policy that is away
+NO_SERVER = "start the policy server, or check actor.policy"
+
+
+def no_stop() -> str | None:
+    """A `stop` that never stops."""
+    return None
 
 
 class PolicyError(SerlChunkError):
@@ -40,22 +47,6 @@ class PolicyError(SerlChunkError):
 
 class PolicyAwayError(PolicyError):
     """The policy cannot decide now; it may come back. The robot holds meanwhile."""
-
-
-class ActingAgent(Protocol):
-    """The part of an `Agent` that acting needs."""
-
-    def sample(
-        self, params: Any, observation: Mapping[str, Any], key: jax.Array,
-        *, explore: bool, committed: tuple[Any, Any] | None = None, alone: bool = False,
-    ) -> tuple[jax.Array, dict[str, jax.Array]]: ...  # fmt: skip
-
-    def decide(
-        self, params: Any, observations: Mapping[str, Any], keys: jax.Array,
-        *, explore: bool, alone: np.ndarray | bool = False,
-    ) -> tuple[jax.Array, dict[str, jax.Array]]: ...  # fmt: skip
-
-    def load_params(self, flat: Mapping[str, np.ndarray]) -> Any: ...
 
 
 class Request(NamedTuple):
@@ -163,14 +154,6 @@ class Policy(abc.ABC):
         """Return whether it is there to decide. Raises PolicyError where it never will be."""
         return True
 
-    def await_available(
-        self, stop: Callable[[], str | None], poll: Callable[[], object] = lambda: None
-    ) -> None:  # fmt: skip
-        """Wait until it is `available`, or `stop` returns a string; calls `poll` meanwhile."""
-        while not self.available() and stop() is None:
-            poll()
-            time.sleep(AWAY_POLL_SECONDS)
-
     def decide_patiently(
         self, request: Request, stop: Callable[[], str | None], poll: Callable[[], object] = lambda: None
     ) -> Decision | None:
@@ -217,7 +200,7 @@ class ChunkPolicy(Policy):
     """
 
     def __init__(
-        self, agent: ActingAgent, preprocess: Preprocess, spec: RobotSpec,
+        self, agent: Agent, preprocess: Preprocess, spec: RobotSpec,
         *, seed: int = 0, source: SnapshotSource | None = None, run: str = "", gate: Canary | None = None,
     ) -> None:  # fmt: skip
         import jax  # here and below: who only names a policy waits for no JAX
@@ -289,10 +272,14 @@ class ChunkPolicy(Policy):
         observation, tick, epoch, explore, prefix, task, arm = request
         acting = self._ready()
         state = observation[STATE]
-        inputs = self.preprocess.observe(observation, task)
+        inputs: Any = self.preprocess.observe(observation, task)
         key = jax.random.fold_in(self._key, self._decisions)
         self._decisions += 1
-        encoded = None if prefix is None or len(prefix) == 0 else self._encode_prefix(state, prefix)
+        encoded = None
+        if prefix is not None and len(prefix):
+            committed = np.zeros((self.preprocess.horizon, prefix.shape[1]), np.float32)
+            committed[: len(prefix)] = self.preprocess.encode(state, prefix)
+            encoded = committed, (np.arange(len(committed)) < len(prefix)).astype(np.float32)
         chunk, record = jax.device_get(
             self.agent.sample(acting.params, inputs, key, explore=explore, committed=encoded, alone=acting.alone(arm))
         )
@@ -314,7 +301,7 @@ class ChunkPolicy(Policy):
         import jax
 
         acting = self._ready()
-        inputs = self.preprocess.stacked([row.inputs for row in rows])
+        inputs: Any = self.preprocess.stacked([row.inputs for row in rows])
         keys = _folded_in()(self._key, np.arange(self._decisions, self._decisions + len(rows)))
         self._decisions += len(rows)
         alone = np.array([acting.alone(row.arm) for row in rows])
@@ -340,12 +327,6 @@ class ChunkPolicy(Policy):
         actions = self._limited(decoded, version)
         steps = int(record["steps"]) if "steps" in record else None
         return Decision(actions, {**record, "chunk": np.asarray(chunk)}, version, steps)
-
-    def _encode_prefix(self, state: np.ndarray, prefix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        horizon, d = self.preprocess.horizon, len(prefix)
-        actions = np.zeros((horizon, prefix.shape[1]), np.float32)
-        actions[:d] = self.preprocess.encode(state, prefix)
-        return actions, (np.arange(horizon) < d).astype(np.float32)
 
 
 @functools.cache

@@ -14,26 +14,28 @@ from typing import Any, Self
 
 import numpy as np
 
-from serl_chunk.actor.canary import Canary, EpisodeChoice
-from serl_chunk.actor.clock import Clock, Lateness, MonotonicClock
+from serl_chunk.actor.canary import Canary, correct_episode, count_episode
+from serl_chunk.actor.clock import Clock, Lateness
 from serl_chunk.actor.episode import EpisodeRunner
-from serl_chunk.actor.interfaces import SessionOperator
+from serl_chunk.actor.interfaces import LoopOperator
 from serl_chunk.actor.link import ActorLink, RunProgress, preprocess_of, replacement
-from serl_chunk.actor.policy import ActingAgent, ChunkPolicy, Policy
-from serl_chunk.actor.policy_wait import NO_SERVER, no_stop
+from serl_chunk.actor.policy import NO_SERVER, ChunkPolicy, Policy, no_stop
 from serl_chunk.actor.remote_policy import RemotePolicy, remote_policy
 from serl_chunk.actor.stats import EpisodeSummary, RolloutStats
+from serl_chunk.agents.base import Agent
 from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.fields import require
 from serl_chunk.console.view import Obstacle
 from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.devices.recorded import ReplayedIntervention
 from serl_chunk.devices.registry import make_intervention
+from serl_chunk.io import Waiting
 from serl_chunk.outcomes.robot import observing
 from serl_chunk.robots.base import InterventionSource, RobotEnv
 from serl_chunk.robots.registry import make_env
 from serl_chunk.transport.client.link import LearnerLink
 from serl_chunk.transport.wire.handshake import Welcome
-from serl_chunk.types import Amend, ConfigError
+from serl_chunk.types import Amend
 
 logger = logging.getLogger(__name__)
 
@@ -65,27 +67,10 @@ def training_seed(seed: int, actor_id: str, episode: int) -> int:
     return TRAINING_SEED_BASE + int(word) % (2**31 - TRAINING_SEED_BASE)
 
 
-class _Throttle:
-    """Lets a line pass once in `seconds` at most."""
-
-    def __init__(self, clock: Clock, seconds: float, *, at_once: bool = True) -> None:
-        self._clock, self._seconds = clock, seconds
-        self._next = clock.now() + (0.0 if at_once else seconds)
-
-    def passes(self) -> bool:
-        now = self._clock.now()
-        if now < self._next:
-            return False
-        self._next = now + self._seconds
-        return True
-
-
 @dataclasses.dataclass
 class _Session:
-    """What lasts from one `run` of an actor to the next."""
-
     replaced: Callable[[], str | None] = no_stop
-    choice: EpisodeChoice | None = None
+    policy: Policy | None = None
     waited: float = 0.0  # seconds
     recent: deque[EpisodeSummary] = dataclasses.field(default_factory=lambda: deque(maxlen=RECENT))
     held_back: bool = False  # the newest status line came too soon
@@ -109,20 +94,17 @@ class ActorService:
     def __init__(
         self, config: ExperimentConfig,
         *, actor_id: str = "actor", env: RobotEnv | None = None, intervention: InterventionSource | None = None,
-        agent: ActingAgent | None = None, link: ActorLink | None = None, stop: threading.Event | None = None,
+        agent: Agent | None = None, link: ActorLink | None = None, stop: threading.Event | None = None,
         clock: Clock | None = None, before_decision: Callable[[], None] | None = None,
         on_episode: Callable[[EpisodeSummary], None] | None = None, report_every: int = 10,
     ) -> None:  # fmt: skip
-        if config.learner.random_steps > 0 and config.robot.real:
-            raise ConfigError(
-                f"uniformly random commands can break a real robot (got {config.learner.random_steps}, expected 0). "
-                "Start from demonstrations (learner.pretrain_steps)",
-                parameter="learner.random_steps",
-            )
+        require(config.learner.random_steps == 0 or not config.robot.real, "learner.random_steps",
+            f"uniformly random commands can break a real robot (got {config.learner.random_steps}, expected 0). "
+            "Start from demonstrations (learner.pretrain_steps)")  # fmt: skip
         self.config, self.actor_id, self.agent, self.link = config, actor_id, agent, link
-        self.stop, self._clock = stop or threading.Event(), clock or MonotonicClock()
+        self.stop, self._clock = stop or threading.Event(), clock or Clock()
         self.before_decision, self.on_episode, self._report_every = before_decision, on_episode, report_every
-        self.operator: SessionOperator | None = None  # set before `run` where keys are read
+        self.operator = LoopOperator()  # another is set before `run` where keys are read
         self.episodes = 0  # of all sessions, which count for `actor.max_episodes`
         self._session = _Session()
         self._remote: RemotePolicy | None = None  # of all sessions
@@ -148,7 +130,7 @@ class ActorService:
 
     def _leave(self) -> None:
         self.stop_robot()
-        if self.operator is not None and self._quits() and not self.stop.is_set():
+        if self.operator.quits and not self.stop.is_set():
             self.operator.park()
 
     def close(self) -> None:
@@ -211,19 +193,17 @@ class ActorService:
         if isinstance(self._intervention, ReplayedIntervention):
             self._intervention.begin_at(begun.episodes)
         runner = EpisodeRunner(
-            self.env, policy, link,
-            config=config, cameras=config.agent.image_keys, clock=self._clock,
+            self.env, policy, link, config=config, cameras=config.agent.image_keys, clock=self._clock,
             intervention=self._intervention, human_ticks_before=begun.human_ticks,
             before_decision=self._pace if lockstep else None,
             stop=self._over_or_allowed if lockstep else self._over, operator=self.operator,
         )  # fmt: skip
         total = ActorSummary()
-        session.choice = choice = EpisodeChoice(policy)
-        if self.operator is not None:
-            self.operator.actor.describe = functools.partial(self._described, policy, link)
-            self.operator.actor.learner_lost = lambda: link.away > LOST_SECONDS
+        session.policy = policy
+        self.operator.actor.describe = functools.partial(self._described, policy, link)
+        self.operator.actor.learner_lost = lambda: link.away > LOST_SECONDS
         try:
-            self._run_episodes(runner, policy, choice, link, begun, total)
+            self._run_episodes(runner, policy, link, begun, total)
         except BaseException as error:
             self.stop_robot()
             if isinstance(error, Exception) and link.error is None:  # its last steps help to find the cause
@@ -234,8 +214,7 @@ class ActorService:
             runner.close()
         if link.error is not None:
             raise link.error
-        if self.operator is not None:
-            self.operator.send_pending()
+        self.operator.send_pending()
         total.waited_seconds, total.lateness = session.waited, runner.lateness()
         reason = None if self.stop.is_set() else replaced()
         if reason is None:
@@ -245,7 +224,7 @@ class ActorService:
         if reason is not None:
             total.reason, total.replaced = reason, True
             return total
-        quits = self.stop.is_set() or self._quits()
+        quits = self.stop.is_set() or self.operator.quits
         stopped = "stopped by the operator" if quits else f"{config.actor.max_episodes} episodes done"
         total.reason, total.delivered = link.finished or stopped, link.flush(FLUSH_TIMEOUT)
         if not total.delivered:
@@ -253,27 +232,26 @@ class ActorService:
         return total
 
     def _run_episodes(
-        self, runner: EpisodeRunner, policy: Policy, choice: EpisodeChoice, link: ActorLink, begun: RunProgress,
-        total: ActorSummary,
-    ) -> None:  # fmt: skip
-        backlog_lines, status_lines = _Throttle(self._clock, LOG_SECONDS), _Throttle(self._clock, STATUS_SECONDS)
+        self, runner: EpisodeRunner, policy: Policy, link: ActorLink, begun: RunProgress, total: ActorSummary
+    ) -> None:
+        backlog_lines, status_lines = self._waiting(LOG_SECONDS), self._waiting(STATUS_SECONDS)
         first = Obstacle("waiting for the learner's first policy", "see the learner's log: it may load or pretrain")
         absent = lambda: Obstacle(policy.waiting, NO_SERVER) if policy.waiting else first  # noqa: E731
-        if not self._wait(lambda: self._quits() or policy.refresh(), absent):
+        if not self._wait(lambda: self.operator.quits or policy.refresh(), absent):
             return
         episode = begun.episodes
         while self._over() is None and self._episodes_left():
-            if not self._wait(lambda: self._quits() or policy.available(), absent):
+            if not self._wait(lambda: self.operator.quits or policy.available(), absent):
                 return
-            room = lambda: self._quits() or link.can_begin()[0]  # noqa: E731
+            room = lambda: self.operator.quits or link.can_begin()[0]  # noqa: E731
             if not self._wait(room, lambda: Obstacle(link.can_begin()[1], NO_ROOM)):
                 return
             backlog = link.backlog(begun=True)
-            if backlog and backlog_lines.passes():
+            if backlog and backlog_lines.due():
                 logger.info(backlog)
             random_steps = max(0, self.config.learner.random_steps - begun.env_steps - total.steps)
             episode_id = f"{begun.episode_prefix or self.actor_id}-{episode:06d}"
-            choice.begin(random=random_steps > 0)
+            policy.choose_snapshot()
             summary = runner.run_episode(
                 training_seed(self.config.seed, self.actor_id, episode),
                 explore=True, random_steps=random_steps, episode_id=episode_id,
@@ -281,32 +259,31 @@ class ActorService:
             episode += 1
             if summary.length == 0:  # the session ended while its first decision waited: nothing is recorded
                 continue
-            choice.end(episode_id, summary)
+            if not random_steps:
+                count_episode(policy, episode_id, summary)
             self.episodes += 1
             total.merge(summary)
             self._session.recent.append(summary)
             if self.on_episode is not None:
                 self.on_episode(summary)
             if total.episodes % self._report_every == 0:
-                self._session.held_back = not status_lines.passes()
+                self._session.held_back = not status_lines.due()
                 if not self._session.held_back:
                     self._log_status(total, policy, link)
 
     def _described(self, policy: Policy, link: ActorLink) -> dict[str, Any]:
-        """What the console shows of a session: fields of ConsoleState."""
         age = policy.age(policy.version, self._clock.now())
         return {
             "rate_target": self.env.robot_spec.control_hz,
-            "policy_version": policy.version if policy.version >= 0 else None,
-            "policy_age": age if age >= 0 else None,
+            "policy_version": policy.version if policy.version >= 0 else None, "policy_age": age if age >= 0 else None,
             "unacknowledged": link.unacknowledged,
-        }
+        }  # fmt: skip
 
     def amend(self, record: Amend) -> None:
         """Send an operator's correction of an episode, and count the episode as corrected."""
         assert self.link is not None
-        if self._session.choice is not None:
-            self._session.choice.amend(record)
+        if self._session.policy is not None:
+            correct_episode(self._session.policy, record)
         self.link.amend(record)
 
     def _log_status(self, total: ActorSummary, policy: Policy, link: ActorLink) -> None:
@@ -315,10 +292,7 @@ class ActorService:
 
     def _episodes_left(self) -> bool:
         limit = self.config.actor.max_episodes
-        return not self._quits() and (limit == 0 or self.episodes < limit)
-
-    def _quits(self) -> bool:
-        return self.operator is not None and self.operator.quits
+        return not self.operator.quits and (limit == 0 or self.episodes < limit)
 
     def _over(self) -> str | None:
         if self.stop.is_set():
@@ -353,40 +327,35 @@ class ActorService:
         self._wait(permitted, why, log_at_once=False)
 
     def _wait(self, ready: Callable[[], bool], why: Callable[[], Obstacle], *, log_at_once: bool = True) -> bool:
-        """Wait for the learner until `ready`; False when the session is over."""
-        began, lines = self._clock.now(), _Throttle(self._clock, LOG_SECONDS, at_once=log_at_once)
+        began, wait = self._clock.now(), self._waiting(LOG_SECONDS, late=0.0 if log_at_once else LOG_SECONDS)
+
+        def poll() -> None:
+            reason = why()
+            wait.log(f"{reason.what} ({self._clock.now() - began:.0f} s)", reason.remedy)
+            self.operator.waits(reason)
+
         try:
-            while not ready():
-                if self._over() is not None:
-                    return False
-                if lines.passes():
-                    logger.info(f"{why().what} ({self._clock.now() - began:.0f} s)")
-                self._waits(why())
-                self.stop.wait(POLL_SECONDS)
-            return True
+            return wait.until(ready, lambda: self._over() is not None, poll, self.stop.wait, POLL_SECONDS)
         finally:
             self._session.waited += self._clock.now() - began
 
-    def _waits(self, why: Obstacle) -> None:
-        """Poll the operator; without one, let the robot do meanwhile what keeps its lease."""
-        if self.operator is not None:
-            self.operator.waits(why)
-        else:
-            self.env.idle()
+    def _waiting(self, seconds: float, *, late: float = 0.0) -> Waiting:
+        return Waiting(logger, seconds, clock=self._clock.now, late=late)
 
     def _next_welcome(self, link: LearnerLink) -> Welcome | None:
         """Wait for the welcome of the current learner; None for a stop before it. Raises the link's error."""
         logger.info("the robot waits for that learner's welcome: policy, normaliser and counters will be its run's")
-        lines = _Throttle(self._clock, LOG_SECONDS, at_once=False)
-        while not self.stop.is_set():
-            if link.wait_until(lambda: link.welcome is not None, WELCOME_PERIOD) and link.welcome is not None:
-                return link.welcome
-            if self._quits():
-                return None
-            self._waits(Obstacle(link.waiting, "see the learner's log"))
-            if lines.passes():
-                logger.info(link.waiting)
-        return None
+        wait = self._waiting(LOG_SECONDS, late=LOG_SECONDS)
+
+        def poll() -> None:
+            self.operator.waits(Obstacle(link.waiting, "see the learner's log"))
+            wait.log(link.waiting)
+
+        def welcomed() -> bool:
+            return link.wait_until(lambda: link.welcome is not None, WELCOME_PERIOD)
+
+        there = wait.until(welcomed, lambda: self.stop.is_set() or self.operator.quits, poll, every=0.0)
+        return link.welcome if there and not self.stop.is_set() else None
 
 
 def _in_words(recent: deque[EpisodeSummary]) -> str:

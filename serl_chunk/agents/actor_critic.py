@@ -14,8 +14,8 @@ from serl_chunk.agents.optimiser import descend, soft_update
 from serl_chunk.agents.prefix_critic import PrefixCritic
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import AgentState, Alone, Context, Loss, Metrics, Noise, Observation, Params, key_of
+from serl_chunk.config.agents.acfql import DecoupledConfig
 from serl_chunk.config.agents.base import ActorCriticConfig
-from serl_chunk.config.agents.decoupled import DecoupledConfig
 from serl_chunk.models.convolutions import map_blocks
 from serl_chunk.models.sums import Sum, mean_of
 from serl_chunk.types import CRITIC_CHOOSES, ChunkBatch

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from serl_chunk.agents.state import Loss, Metrics, Params
-from serl_chunk.config.agents.optimiser import Optimiser
+from serl_chunk.config.agents.base import Optimiser
 from serl_chunk.models.sums import Sum
 
 ENCODER = "encoder"  # the name of encoders in the parameters of networks

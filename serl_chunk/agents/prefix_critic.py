@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from serl_chunk.agents.critic import ChunkCritic
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import Alone, Metrics, Params
-from serl_chunk.config.agents.decoupled import DecoupledConfig
+from serl_chunk.config.agents.acfql import DecoupledConfig
 from serl_chunk.models.sums import Sum, mean_of
 
 

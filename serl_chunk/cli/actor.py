@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from serl_chunk.actor.canary import check_signal
@@ -13,15 +13,15 @@ from serl_chunk.actor.link import open_link
 from serl_chunk.actor.remote_policy import sent_cameras
 from serl_chunk.actor.service import ActorService, ActorSummary
 from serl_chunk.agents.registry import make_agent
-from serl_chunk.cli.console import check_operator, console_of
+from serl_chunk.cli.console import check_operator, console_of, page_on
 from serl_chunk.cli.keys import LearnerAddress
-from serl_chunk.cli.live import page_on, show_on
-from serl_chunk.cli.process import spec_of, warn_of_lockstep
+from serl_chunk.cli.process import warn_of_lockstep
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import require
-from serl_chunk.io import WaitLog, format_bytes, plural
+from serl_chunk.io import Waiting, format_bytes, plural
 from serl_chunk.logs import log_to_file
 from serl_chunk.outcomes.judge import Judge
+from serl_chunk.outcomes.robot import spec_of
 from serl_chunk.signals import exit_at_once_while, never, stop_on_signals
 from serl_chunk.transport.storage.spool import SpoolFolders, largest_episode_bytes
 
@@ -33,9 +33,7 @@ def run_training_actor(
 ) -> int:
     """Collect episodes with the learner's newest policy until it is done or a signal comes.
 
-    Args:
-        spool_path: folder of records that the learner lacks.
-        viewer: port of the live page.
+    `spool_path`: folder of records that the learner lacks. `viewer`: port of the live page.
     """
     actor_id, keys = address.credentials()
     warn_of_lockstep(config)
@@ -43,11 +41,11 @@ def run_training_actor(
     connected = threading.Event()  # before it nothing is recorded, and nothing need be delivered
     stop_on_signals(stop, "closing the episode and delivering what is recorded", connected.is_set)
     exit_at_once_while(never)  # an open robot is closed, however long it takes
-    with (
-        page_on(viewer) as page,  # before anything can move
-        contextlib.ExitStack() as stack,
-        _checked(config, with_page=page is not None),  # before a learner is waited for
-    ):
+    with page_on(viewer) as page, contextlib.ExitStack() as stack:  # the page before anything can move
+        there, approve = check_operator(config, page), config.operator.approve
+        alone = f"{approve} chunks need an operator, and there is none. Start it at a terminal, or with --viewer"
+        require(not approve or there, "operator.approve", alone)
+        check_signal(config, operator=there)
         spec = spec_of(config)
         Judge(config, spec, compiled=False)
         agent = make_agent(config, spec)
@@ -64,12 +62,11 @@ def run_training_actor(
         operators = stack.enter_context(contextlib.ExitStack())  # closed after the robot
         actor = stack.enter_context(ActorService(config, actor_id=actor_id, agent=agent, link=link, stop=stop))
         connected.set()
-        actor.operator = operator = operators.enter_context(
-            console_of(config, actor_id, amend=actor.amend, end=stop.set, other_inputs=page is not None)
-        )
+        console = console_of(config, actor_id, amend=actor.amend, end=stop.set, page=page, spec=spec)
+        operator = operators.enter_context(console)
         if operator is not None:
+            actor.operator = operator
             operator.labels.notes, operator.approval.number = link, config.operator.approve
-        show_on(page, operator, config, spec, actor_id)
         if inherited := int(link.stats()["inherited"]):  # what is unacknowledged now may be none of it
             logger.info(f"spool {spools.folder}: {plural(inherited, 'record')} of a previous actor are sent")
         for folder, nbytes in spools.left_behind():
@@ -79,19 +76,9 @@ def run_training_actor(
     return 0 if summary.delivered else 1
 
 
-@contextlib.contextmanager
-def _checked(config: ExperimentConfig, *, with_page: bool) -> Iterator[None]:
-    """Raise what an operator lacks: ConfigError, or DeviceError for the pedal."""
-    there, approve = check_operator(config, other_inputs=with_page), config.operator.approve
-    alone = f"{approve} chunks need an operator, and there is none. Start it at a terminal, or with --viewer"
-    require(not approve or there, "operator.approve", alone)
-    check_signal(config, operator=there)
-    yield
-
-
 def log_waiting() -> Callable[[str], None]:
     """A callable for `LearnerLink.connect` that logs why it waits, with the remedy once."""
-    wait = WaitLog(logger)
+    wait = Waiting(logger)
     remedy = "Start the learner with --learner, or check --ip and --port"
     return lambda reason: wait.log(reason, remedy if reason.startswith("no learner") else "")
 

@@ -18,7 +18,6 @@ from serl_chunk.runs.episodes import RunSource
 from serl_chunk.runs.folder import read_config
 from serl_chunk.types import ConfigError, DataError
 
-DESCRIPTION = "An alarm on a fall of Q, which draws the operator's attention to a failure to come."
 _COUNTS = (
     "Of an episode counts what the policy did before the first human tick, and an episode in which a human intervened "
     "is a failure. Episodes that were stopped are left out."
@@ -52,43 +51,25 @@ class ReadRun(RunSource):
         return traces
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the command lines of fit, test."""
-    commands = parser.add_subparsers(dest="command", required=True, metavar="fit|test")
-    p = commands.add_parser(
-        "fit",
-        help="learn the threshold from the episodes of runs, and write a file for operator.attention",
-        description=f"Chooses the fall of Q above which the alarm is raised. {_COUNTS}",
-        allow_abbrev=False,
-    )
-    p.set_defaults(run=run_fit)
-    _add_runs(p)
+def fit_flags(p: argparse.ArgumentParser) -> None:
+    """Add the flags of `fit`."""
+    p.description = f"Chooses the fall of Q above which the alarm is raised. {_COUNTS}"
+    p.add_argument("runs", nargs="+", metavar="RUN", help="run folder; its learner may be writing it")
     p.add_argument("--out", required=True, metavar="FILE", help="file to write, for operator.attention")
     wanted = "share of successful episodes that may have an alarm (default: %(default)s)"
     p.add_argument("--false_alarms", type=float, default=0.05, metavar="P", help=wanted)
-    p = commands.add_parser(
-        "test",
-        help="precision and recall by episode, on runs that it was not fitted on",
-        description=f"An alarm is true in an episode that fails, and false in one that succeeds. {_COUNTS}",
-        allow_abbrev=False,
-    )
-    p.set_defaults(run=run_test)
+
+
+def test_flags(p: argparse.ArgumentParser) -> None:
+    """Add the flags of `test`."""
+    p.description = f"An alarm is true in an episode that fails, and false in one that succeeds. {_COUNTS}"
     p.add_argument("file", metavar="FILE", help="of `serl-chunk attention fit`")
-    _add_runs(p)
+    p.add_argument("runs", nargs="+", metavar="RUN", help="run folder; its learner may be writing it")
     p.add_argument("--fitted", action="store_true", help="also test on runs that it was fitted on")
     p.add_argument("--json", metavar="FILE", help="also write the figures there")
 
 
-def _add_runs(p: argparse.ArgumentParser) -> None:
-    p.add_argument("runs", nargs="+", metavar="RUN", help="run folder; its learner may be writing it")
-
-
-def run(flags: argparse.Namespace, rest: Sequence[str]) -> int:
-    """Run the one that was given; return its exit status."""
-    return int(flags.run(flags))
-
-
-def run_fit(flags: argparse.Namespace) -> int:
+def fit_command(flags: argparse.Namespace) -> int:
     """Fit, write the file, print the figures, and return 0."""
     wanted = flags.false_alarms
     require(0 <= wanted < 1, "false_alarms", f"must lie in [0, 1), got {wanted:g}")
@@ -108,7 +89,7 @@ def run_fit(flags: argparse.Namespace) -> int:
     return 0
 
 
-def run_test(flags: argparse.Namespace) -> int:
+def test_command(flags: argparse.Namespace) -> int:
     """Print the figures of each run and of all, and return 0."""
     alarm = Alarm.read(flags.file)
     runs = _opened(flags.runs)

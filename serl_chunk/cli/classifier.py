@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,45 +19,38 @@ from serl_chunk.types import ConfigError
 if TYPE_CHECKING:
     from serl_chunk.classifier.dataset import Labelled
 
-DESCRIPTION = "A network that looks at cameras and decides whether the task succeeded."
 VALIDATED = 0.2  # share of the episodes that thresholds and figures are of
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the command lines of record, train, test."""
-    commands = parser.add_subparsers(dest="command", required=True, metavar="record|train|test")
-    commands.add_parser("record", help="record frames of success and failure, labelled by a key", add_help=False)
-    train = commands.add_parser(
-        "train",
-        help="train on runs, data sets or HIL-SERL's classifier_data, and write a folder",
-        description="Trains on whole episodes and holds every fifth back: for the early stop, the threshold and the "
-        "figures. An episode without frame labels (frame_labels.json) is labelled by its outcome.",
-        allow_abbrev=False,
+def train_flags(p: argparse.ArgumentParser) -> None:
+    """Add the flags of `train`."""
+    p.description = (
+        "Trains on whole episodes and holds every fifth back: for the early stop, the threshold and the figures. An "
+        "episode without frame labels (frame_labels.json) is labelled by its outcome."
     )
-    train.set_defaults(run=run_train)
-    _add_reading(train)
-    train.add_argument("--cameras", required=True, metavar="A,B", help="whose frames it looks at")
-    train.add_argument("--out", required=True, metavar="FOLDER", help="folder to write, for outcome.classifier")
-    train.add_argument("--exp_name", help="an experiment, for its encoder (agent.encoder) and weights")
-    train.add_argument("--weights", metavar="FILE", help="HIL-SERL's frozen ResNet-10, from `serl-chunk data encoder`")
+    _add_reading(p)
+    p.add_argument("--cameras", required=True, metavar="A,B", help="whose frames it looks at")
+    p.add_argument("--out", required=True, metavar="FOLDER", help="folder to write, for outcome.classifier")
+    p.add_argument("--exp_name", help="an experiment, for its encoder (agent.encoder) and weights")
+    p.add_argument("--weights", metavar="FILE", help="HIL-SERL's frozen ResNet-10, from `serl-chunk data encoder`")
     wanted = "share of held-out episodes that may end as a false success (default: %(default)s)"
-    train.add_argument("--false_positives", type=float, default=0.01, metavar="P", help=wanted)
+    p.add_argument("--false_positives", type=float, default=0.01, metavar="P", help=wanted)
     in_a_row = "so many frames in a row above the threshold are a success (default: %(default)s)"
-    train.add_argument("--frames", type=int, default=3, metavar="K", help=in_a_row)
-    train.add_argument("--steps", type=int, default=2000, metavar="N", help="at most so many updates (%(default)s)")
-    train.add_argument("--batch_size", type=int, default=64, metavar="B", help="frames of an update (%(default)s)")
-    train.add_argument("--seed", type=int, default=42, help="of parameters, batches and the split (%(default)s)")
-    test = commands.add_parser(
-        "test",
-        help="figures on other episodes, and a table of those that it misjudges",
-        description="Prints AUC by episode and by frame and the episodes that are misjudged, and writes test.json and "
-        "the ROC curves (test.png).",
-        allow_abbrev=False,
+    p.add_argument("--frames", type=int, default=3, metavar="K", help=in_a_row)
+    p.add_argument("--steps", type=int, default=2000, metavar="N", help="at most so many updates (%(default)s)")
+    p.add_argument("--batch_size", type=int, default=64, metavar="B", help="frames of an update (%(default)s)")
+    p.add_argument("--seed", type=int, default=42, help="of parameters, batches and the split (%(default)s)")
+
+
+def test_flags(p: argparse.ArgumentParser) -> None:
+    """Add the flags of `test`."""
+    p.description = (
+        "Prints AUC by episode and by frame and the episodes that are misjudged, and writes test.json and the ROC "
+        "curves (test.png)."
     )
-    test.set_defaults(run=run_test)
-    test.add_argument("folder", metavar="FOLDER", help="of `serl-chunk classifier train`")
-    _add_reading(test)
-    test.add_argument("--out", metavar="DIR", help="folder of test.json and test.png (default: FOLDER)")
+    p.add_argument("folder", metavar="FOLDER", help="of `serl-chunk classifier train`")
+    _add_reading(p)
+    p.add_argument("--out", metavar="DIR", help="folder of test.json and test.png (default: FOLDER)")
 
 
 def _add_reading(p: argparse.ArgumentParser) -> None:
@@ -77,12 +69,7 @@ def _add_reading(p: argparse.ArgumentParser) -> None:
     p.add_argument("--ignored", type=int, default=5, metavar="K", help=before)
 
 
-def run(flags: argparse.Namespace, rest: Sequence[str]) -> int:
-    """Run the one that was given; return its exit status."""
-    return int(flags.run(flags))
-
-
-def run_train(flags: argparse.Namespace) -> int:
+def train_command(flags: argparse.Namespace) -> int:
     """Train, write the folder, print its figures, and return 0."""
     from serl_chunk.classifier import files, report
     from serl_chunk.classifier import train as training
@@ -95,11 +82,8 @@ def run_train(flags: argparse.Namespace) -> int:
     options = training.TrainingOptions(steps=flags.steps, batch_size=flags.batch_size, seed=flags.seed)
     folder = Path(flags.out).expanduser()
     files.check_free(folder)
-    cameras = parse_cameras(flags.cameras)
-    if not cameras:
-        raise ConfigError(
-            f"names no camera: {flags.cameras!r}. Give names, as --cameras top,wrist", parameter="cameras"
-        )
+    cameras = parse_cameras(flags.cameras) or ()
+    require(bool(cameras), "cameras", f"names no camera: {flags.cameras!r}. Give names, as --cameras top,wrist")
     data = _read(flags, cameras)
     train, held = split(data, VALIDATED, flags.seed)
     print(f"training on {_contents(train)}; held out {_contents(held)}")
@@ -130,7 +114,7 @@ def run_train(flags: argparse.Namespace) -> int:
     return 0
 
 
-def run_test(flags: argparse.Namespace) -> int:
+def test_command(flags: argparse.Namespace) -> int:
     """Print and write the figures on other episodes, and return 0."""
     from serl_chunk.classifier import files, report
     from serl_chunk.classifier import train as training
@@ -204,8 +188,7 @@ def _read(flags: argparse.Namespace, cameras: tuple[str, ...]) -> Labelled:
     data = dataset.joined(sets)
     for note in data.notes:
         print(f"note: {note}")
-    if not data.episodes:
-        raise ConfigError("there is no episode in it", parameter="data")
+    require(bool(data.episodes), "data", "there is no episode in it")
     return data
 
 

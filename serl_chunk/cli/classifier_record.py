@@ -5,17 +5,18 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
-from collections.abc import Sequence
+import threading
 from pathlib import Path
 
 from serl_chunk.cli.console import console_of
-from serl_chunk.cli.process import add_experiment_flags, load_flags, spec_of
+from serl_chunk.cli.process import add_experiment_flags, load_flags
 from serl_chunk.cli.record import held, recorded_cameras
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import require
 from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
-from serl_chunk.logs import add_log_flags, configure
-from serl_chunk.recording.labelled import LabelledFolder, LabelledRecording, LabellingConsole
+from serl_chunk.logs import add_log_flags
+from serl_chunk.outcomes.robot import spec_of
+from serl_chunk.recording.labelled import LabelledFolder, LabelledRecording, LabellingKeys
 from serl_chunk.recording.recording import open_human
 from serl_chunk.robots.registry import make_env
 from serl_chunk.signals import exit_at_once_while, never
@@ -23,14 +24,13 @@ from serl_chunk.types import ConfigError
 
 logger = logging.getLogger(__name__)
 
-DESCRIPTION = (
-    "Record episodes with a label for each frame: the key s switches 'this is a success' on and off, f ends an "
-    "episode. You move the robot with the device of actor.intervention. The same command continues."
-)
 
-
-def add_flags(p: argparse.ArgumentParser) -> None:
+def record_flags(p: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
+    p.description = (
+        "Record episodes with a label for each frame: the key s switches 'this is a success' on and off, f ends an "
+        "episode. You move the robot with the device of actor.intervention. The same command continues."
+    )
     p.add_argument("--exp_name", help="the experiment whose robot is recorded")
     p.add_argument("--out", required=True, metavar="DIR", help="folder for the episodes and frame_labels.json")
     p.add_argument("--successes", type=int, default=200, metavar="N", help="frames of success (default: %(default)s)")
@@ -40,10 +40,9 @@ def add_flags(p: argparse.ArgumentParser) -> None:
     add_log_flags(p)
 
 
-def run(flags: argparse.Namespace, rest: Sequence[str]) -> int:
+def record_command(flags: argparse.Namespace) -> int:
     """Record; raises as `run_record_labels`."""
-    configure(flags)
-    config = load_flags(flags, rest)
+    config = load_flags(flags)
     cameras = recorded_cameras(flags.cameras or "all", spec_of(config))
     return run_record_labels(config, flags.out, cameras=cameras, successes=flags.successes, failures=flags.failures)
 
@@ -68,18 +67,12 @@ def run_record_labels(
     if labels.done:
         logger.info(f"{folder} holds {labels.counts()}")
         return 0
-    keys, recordings = LabellingConsole(labels), list[LabelledRecording]()
-
-    def interrupt() -> None:
-        for each in recordings:
-            each.interrupt()
-
+    keys, ended = LabellingKeys(), threading.Event()
     exit_at_once_while(never)  # an open robot is closed, however long it takes
     with contextlib.ExitStack() as files_stack, contextlib.ExitStack() as stack:  # the robot is closed first
         console = console_of(
-            config, "classifier record", amend=labels.amend, end=interrupt, over=keys.over, takes=keys.takes,
-            simulated=True,
-        )  # fmt: skip
+            config, "classifier record", amend=labels.amend, end=ended.set, takes=keys.takes, simulated=True
+        )
         operator = stack.enter_context(console)
         if operator is None:
             raise ConfigError("classifier record labels frames by a key. Start it at a terminal")
@@ -90,12 +83,12 @@ def run_record_labels(
             stack.callback(source.close)
         writer = files_stack.enter_context(EpisodeWriter(folder, env.robot_spec, sim=not config.robot.real))
         recording = LabelledRecording(
-            env, source, writer, labels, config=config, cameras=cameras, keys=keys, operator=operator
-        )
-        recordings.append(recording)
+            env, source, writer, labels, config=config, cameras=cameras, keys=keys, operator=operator,
+            ended=ended.is_set,
+        )  # fmt: skip
         stack.callback(recording.close)
         recording.run(seed)
     logger.info(f"{folder}: {labels.counts()}")
-    if recording.interrupted:
+    if ended.is_set():
         raise KeyboardInterrupt
     return 0

@@ -1,33 +1,37 @@
-"""The operator of a process that moves a real robot: keys at its terminal, a pedal, gestures, and the view."""
+"""The operator of a process that moves a real robot: a terminal, a pedal, gestures, and the page of `--viewer`."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
-from serl_chunk.actor.interfaces import Console
 from serl_chunk.attention.alarm import Alarm
 from serl_chunk.attention.attention import Attention
-from serl_chunk.config.devices import LEADERS
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import require
-from serl_chunk.config.operator import changes
+from serl_chunk.config.operator import LEADERS, changes
 from serl_chunk.console.bindings import Action, bind_gestures, bind_keys
 from serl_chunk.console.console import OperatorConsole
+from serl_chunk.console.feed import LiveFeed
 from serl_chunk.console.terminal import is_usable
 from serl_chunk.devices.robot_hosted import open_pedal as open_hosted_pedal
 from serl_chunk.logs import logging_to
-from serl_chunk.operator.devices import OperatorDevices, Pedal, untaken
+from serl_chunk.operator.devices import OperatorDevices, Pedal
 from serl_chunk.operator.operator import Operator
 from serl_chunk.robots.served.operator import ServedOperator
+from serl_chunk.robots.served.pictures import ServedPictures
 from serl_chunk.signals import before_exit, holding_at_hangup
-from serl_chunk.types import Amend, ConfigError
+from serl_chunk.types import Amend, RobotSpec
 from serl_chunk_robot.devices.base import DeviceError
 from serl_chunk_robot.devices.evdev_keys import BUTTONS as KEYBOARD_BUTTONS
 from serl_chunk_robot.devices.evdev_keys import MOVES as KEYBOARD_MOVES
 from serl_chunk_robot.devices.evdev_keys import FootPedal
 from serl_chunk_robot.devices.gamepad import NAMES as GAMEPAD
+
+if TYPE_CHECKING:
+    from serl_chunk.live.server import LivePage
 
 
 def bindings_of(config: ExperimentConfig) -> tuple[dict[str, Action], dict[str, Action]]:
@@ -35,7 +39,17 @@ def bindings_of(config: ExperimentConfig) -> tuple[dict[str, Action], dict[str, 
     operator = config.operator
     keys = bind_keys(changes(operator.keys, "operator.keys"), parameter="operator.keys")
     gestures = bind_gestures(changes(operator.gestures, "operator.gestures"), parameter="operator.gestures")
-    _check_moving_keys(config, keys)
+    kind, device = config.actor.intervention.lower(), config.device
+    moving: tuple[str, ...] = ()  # keys by which the device moves the robot
+    if kind == "keyboard":
+        moving = (*KEYBOARD_MOVES, *KEYBOARD_BUTTONS)
+    elif kind == "gamepad":
+        moving = (*GAMEPAD[:2], *(GAMEPAD[k] for k in (device.dead_man, device.switch_button) if 0 <= k < len(GAMEPAD)))
+    for name in moving:
+        action = keys.get(name)
+        require(action is None, "operator.keys",
+            f"{name!r} is mapped twice (got {action}, and a motion by the {kind} {', '.join(device.paths)}, "
+            f"expected one). Choose another key for {action}")  # fmt: skip
     return keys, gestures
 
 
@@ -47,26 +61,9 @@ def device_has_keys(config: ExperimentConfig, keys: Mapping[str, Action]) -> boo
     )
 
 
-def _check_moving_keys(config: ExperimentConfig, keys: Mapping[str, Action]) -> None:
-    """Raise ConfigError for a key of the operator by which the device moves the robot."""
-    kind, device = config.actor.intervention.lower(), config.device
-    moving: tuple[str, ...] = ()
-    if kind == "keyboard":
-        moving = (*KEYBOARD_MOVES, *KEYBOARD_BUTTONS)
-    elif kind == "gamepad":
-        moving = (*GAMEPAD[:2], *(GAMEPAD[k] for k in (device.dead_man, device.switch_button) if 0 <= k < len(GAMEPAD)))
-    for name in moving:
-        if name in keys:
-            raise ConfigError(
-                f"{name!r} is mapped twice (got {keys[name]}, and a motion by the {kind} {', '.join(device.paths)}, "
-                f"expected one). Choose another key for {keys[name]}",
-                parameter="operator.keys",
-            )
-
-
-def check_operator(config: ExperimentConfig, *, other_inputs: bool = False) -> bool:
+def check_operator(config: ExperimentConfig, page: LivePage | None) -> bool:
     """Return whether there is an operator (`console_of`). Raises what that raises, but for the robot's server."""
-    settings, there = config.operator, _is_there(config, other_inputs=other_inputs, simulated=False)
+    settings, there = config.operator, _is_there(config, page, simulated=False)
     if there and settings.attention:
         Alarm.read(settings.attention, "operator.attention")
     if there and settings.pedal and not settings.pedal_hosted:
@@ -74,17 +71,15 @@ def check_operator(config: ExperimentConfig, *, other_inputs: bool = False) -> b
     return there
 
 
-def _is_there(config: ExperimentConfig, *, other_inputs: bool, simulated: bool) -> bool:
+def _is_there(config: ExperimentConfig, page: LivePage | None, *, simulated: bool) -> bool:
     settings, keys = config.operator, bindings_of(config)[0]
-    usable = bool(is_usable(0, 1) or settings.pedal or other_inputs or device_has_keys(config, keys))
-    if not (config.robot.real or simulated or other_inputs) or not usable:
+    usable = page is not None or is_usable(0, 1) or bool(settings.pedal) or device_has_keys(config, keys)
+    if not (config.robot.real or simulated or page is not None) or not usable:
         alone = f"{settings.attention} is for an operator, and there is no terminal or pedal. Start it at a terminal"
         require(not (config.robot.real and settings.attention), "operator.attention", alone)
         driven = config.device.align == "drive" and config.actor.intervention.lower() in LEADERS
-        alone = (
-            "drive is for an operator, who may stop it, and there is no terminal or pedal. Start it at one, or set near"
-        )
-        require(not driven, "device.align", alone)
+        alone = "drive is for an operator, who may stop it, and there is no terminal or pedal. Start it at one, or set"
+        require(not driven, "device.align", f"{alone} near")
         return False
     return True
 
@@ -100,22 +95,21 @@ def open_pedal(device: str) -> FootPedal:
 @contextlib.contextmanager
 def console_of(
     config: ExperimentConfig, name: str, *, amend: Callable[[Amend], object], end: Callable[[], None],
-    other_inputs: bool = False, simulated: bool = False,
-    over: Callable[[Console], Console] = lambda console: console, takes: Callable[[Action], bool] = untaken,
+    page: LivePage | None = None, spec: RobotSpec | None = None, simulated: bool = False,
+    takes: Callable[[Action], bool] = lambda action: False,
 ) -> Iterator[Operator | None]:  # fmt: skip
     """Yield the operator of a robot, whose keys are read while this is open.
 
-    There is none (None) of a simulator, and where there is no terminal, pedal, device with keys or other input. With
-    another input a simulator has one as well: it waits for no countdown.
+    There is none (None) of a simulator, and where there is no terminal, pedal, device with keys or page. With a page a
+    simulator has one as well: it waits for no countdown.
 
     Args:
         name: of this process, for the robot's server.
         amend: sends a correction of a recorded episode.
         end: ends this process (Ctrl-C).
-        other_inputs: something else calls `Operator.request`, as a page.
+        page: shows the episodes of the robot of `spec`.
         simulated: a simulator has an operator too, as where a human moves it.
-        over: returns the console that the operator polls, which may give some keys another meaning.
-        takes: the same of pedals and gestures (`OperatorDevices`).
+        takes: see `Operator`.
 
     Raises:
         ConfigError: a key or gesture is unknown, or mapped twice; `operator.attention` is no alarm; there is no
@@ -124,7 +118,7 @@ def console_of(
         RobotError: no server answers.
     """
     settings, (keys, gestures) = config.operator, bindings_of(config)
-    if not _is_there(config, other_inputs=other_inputs, simulated=simulated):
+    if not _is_there(config, page, simulated=simulated):
         yield None
         return
     alarm = Alarm.read(settings.attention, "operator.attention") if settings.attention else None
@@ -142,15 +136,38 @@ def console_of(
         if console.terminal is not None:
             stack.enter_context(logging_to(console.line))
         operator = Operator(
-            over(console), robot, amend=amend, end=end, now=time.monotonic,
-            devices=OperatorDevices(gestures, pedal, takes=takes, keys=keys), inputs={**keys, **gestures},
+            console, robot, amend=amend, end=end, now=time.monotonic,
+            devices=OperatorDevices(gestures, pedal, keys=keys), inputs={**keys, **gestures},
             countdown=settings.countdown_s if config.robot.real else 0.0,
             ready=settings.ready if config.robot.real else "",
-            attention=Attention(alarm, holds=settings.attention_holds),
+            attention=Attention(alarm, holds=settings.attention_holds), takes=takes,
         )  # fmt: skip
         goes_on = pedal is not None and any(name.startswith("pedal") and a is Action.GO for name, a in gestures.items())
-        if config.robot.real and (
-            other_inputs or goes_on or device_has_keys(config, keys)
-        ):  # else no one could ever continue after a hold
+        # Else no one could ever continue after a hold.
+        if config.robot.real and (page is not None or goes_on or device_has_keys(config, keys)):
             stack.enter_context(holding_at_hangup(lambda: operator.request(Action.HOLD, "terminal")))
+        if page is not None and spec is not None:
+            operator.feed = feed = LiveFeed()
+            cameras = ServedPictures(config.robot, f"{name} page") if config.robot.server else None
+            title = f"{config.name}: {name}"
+            page.begin(operator, feed, spec, title=title, keys=keys, cameras=cameras)
         yield operator
+
+
+@contextlib.contextmanager
+def page_on(viewer: str | None) -> Iterator[LivePage | None]:
+    """Take the port of `--viewer`, and print the page's address; None without one.
+
+    Raises ConfigError for an address of another machine, and a port that cannot be used.
+    """
+    if viewer is None:
+        yield None
+        return
+    require(viewer.isascii() and viewer.isdigit(), "viewer",
+        f"must be a port, got {viewer!r}: the page is served to this machine alone (127.0.0.1). Give a port, and "
+        "from another machine use ssh -L PORT:127.0.0.1:PORT")  # fmt: skip
+    from serl_chunk.live.server import LivePage
+
+    with contextlib.closing(LivePage(int(viewer))) as page:
+        print(f"live page: {page.url}", flush=True)
+        yield page

@@ -19,23 +19,23 @@ from serl_chunk.actor.stats import RolloutStats
 from serl_chunk.agents.base import Agent
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.cli.actor import log_waiting
-from serl_chunk.cli.console import console_of
+from serl_chunk.cli.console import console_of, page_on
 from serl_chunk.cli.keys import LearnerAddress
-from serl_chunk.cli.live import page_on, show_on
-from serl_chunk.cli.process import spec_of, warn_of_lockstep
+from serl_chunk.cli.process import warn_of_lockstep
 from serl_chunk.config.compatibility import affects_acting
-from serl_chunk.config.devices import DEVICES
 from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.fields import require
+from serl_chunk.config.operator import DEVICES
 from serl_chunk.config.overrides import difference, to_dict
 from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.devices.registry import make_intervention
 from serl_chunk.evaluation import rollouts
-from serl_chunk.evaluation.operator import EvaluationOperator
 from serl_chunk.evaluation.results import EvalResult, results_table, summary_line
+from serl_chunk.evaluation.rollouts import EvaluationOperator
 from serl_chunk.io import os_reason
 from serl_chunk.logs import log_to_file
 from serl_chunk.operator.operator import Operator
-from serl_chunk.outcomes.robot import observing
+from serl_chunk.outcomes.robot import observing, spec_of
 from serl_chunk.robots.base import InterventionSource, RobotEnv
 from serl_chunk.robots.registry import make_env
 from serl_chunk.runs import evaluations
@@ -124,15 +124,13 @@ def run_evaluation(
             entries = [
                 rollouts.Entry(
                     rollouts.policy_of(env, agent, c.preprocess, c.snapshot, config), mean,
-                    films and films / _films_of(c, mean=mean, arm=arm), arm,
+                    films and films / f"{c.snapshot.version}_{'mean' if mean else 'sampled'}{arm and f'_{arm}'}", arm,
                 )
                 for c in checkpoints for mean in modes for arm in options.arms
             ]  # fmt: skip
         stop_on_signals(stop, "reporting the finished episodes")
-        labels.operator = stack.enter_context(
-            console_of(config, "evaluation", amend=labels.amend, end=stop.set, other_inputs=page is not None)
-        )
-        show_on(page, labels.operator, config, spec, "evaluation")
+        console = console_of(config, "evaluation", amend=labels.amend, end=stop.set, page=page, spec=spec)
+        labels.operator = stack.enter_context(console)
         progress = _Progress(options.n * len(entries), labels.operator, config.robot.real)
         results = rollouts.evaluate_in_turns(
             env, entries, config, n=options.n, progress=progress.show, intervention=human, operator=labels,
@@ -148,10 +146,6 @@ def run_evaluation(
     if stop.is_set():
         raise KeyboardInterrupt
     return status
-
-
-def _films_of(checkpoint: Checkpoint, *, mean: bool, arm: str) -> str:
-    return "_".join(filter(None, (str(checkpoint.snapshot.version), "mean" if mean else "sampled", arm)))
 
 
 def _report(
@@ -196,11 +190,8 @@ def _open_human(config: ExperimentConfig, env: RobotEnv) -> InterventionSource |
 def _check_different(wanted: Sequence[str], checkpoints: Sequence[Checkpoint]) -> None:
     for i, checkpoint in enumerate(checkpoints):
         step = checkpoint.snapshot.version
-        if step in [c.snapshot.version for c in checkpoints[:i]]:
-            raise ConfigError(
-                f"names checkpoint {step} twice (got {','.join(wanted)}). Name each one once",
-                parameter="eval_checkpoint_step",
-            )
+        require(step not in [c.snapshot.version for c in checkpoints[:i]], "eval_checkpoint_step",
+            f"names checkpoint {step} twice (got {','.join(wanted)}). Name each one once")  # fmt: skip
 
 
 def checkpoints_of_run(
@@ -305,14 +296,11 @@ def _save(
     `results`: of all checkpoints that were evaluated in turns with this one.
     """
     purpose, step = evaluations.VALIDATION if validation else "evaluation", checkpoint.snapshot.version
-    in_turns = {} if len(own) == len(results) else {"in_turns_with": _others(own, results)}
+    others = sorted({r.policy_version for r in results} - {step})
+    in_turns = {} if len(own) == len(results) else {"in_turns_with": others}
     rows = [r.to_json() | ({"turns": r.turns} if in_turns else {}) for r in own]
     evaluations.save(run, step, purpose, rows, checkpoint.differences, in_turns)
     if not validation and not own[0].interrupted:
         with MetricsLog(run, wandb_project=None, wandb_name="", config={}) as metrics:
             for r in own:
                 metrics.evaluation(checkpoint.counters, checkpoint=step, starts_repeat=r.starts_repeat, **r.figures())
-
-
-def _others(own: Sequence[EvalResult], results: Sequence[EvalResult]) -> list[int]:
-    return sorted({r.policy_version for r in results} - {r.policy_version for r in own})

@@ -8,9 +8,10 @@ import dataclasses
 import logging
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+from serl_chunk.config.fields import require
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport.security.client import UnencryptedPeerError, enroll
 from serl_chunk.transport.security.keys import THIS_MACHINE, ClientKeys, JoinToken, add_line
@@ -22,40 +23,39 @@ from serl_chunk_robot.wire.sockets import is_loopback
 
 logger = logging.getLogger(__name__)
 
-DESCRIPTION = (
-    "Keys let robot PCs talk to a learner over a network, and no other machine. The first learner with "
-    "--bind makes them and prints the line for the first robot PC; these commands are for the others."
-)
+LOOPBACK = "127.0.0.1"
 DEFAULT_ACTOR = "actor"  # id of an actor without keys, unless the operator chooses one
 FIRST_ROBOT = "robot"  # name of the first robot PC unless the operator chooses one
 JOIN_TIMEOUT = 3.0  # seconds for each address of a learner that is tried
 
 
+def init_flags(p: argparse.ArgumentParser) -> None:
+    """Add the flag of every command of keys."""
+    p.add_argument("--keys", metavar="DIR", help="the key folder (default: ~/.config/serl-chunk/keys)")
+
+
+list_flags = init_flags
+
+
 def add_flags(p: argparse.ArgumentParser) -> None:
-    """Add the command lines of init, add, join, list and revoke."""
-    folder = argparse.ArgumentParser(add_help=False)
-    folder.add_argument("--keys", metavar="DIR", help="the key folder (default: ~/.config/serl-chunk/keys)")
-    commands = p.add_subparsers(dest="command", required=True, metavar="init|add|join|list|revoke")
-    commands.add_parser("init", parents=[folder], help="learner's machine: make its keys")
-    add = commands.add_parser("add", parents=[folder], help="learner's machine: print the line of one robot PC")
-    add.add_argument("name", metavar="NAME", help="what to call the robot PC")
-    add.add_argument("--host", help="where the robot PC finds the learner (default: this machine's address)")
-    add.add_argument("--port", type=int, help="first of the learner's three ports (default: 5588)")
-    join = commands.add_parser("join", parents=[folder], help="robot PC: take the line that the learner's side printed")
-    join.add_argument("line", metavar="LINE", help="the line's last word; valid once, for ten minutes")
-    join.add_argument("--ip", help="where the learner is, if not at the line's address")
-    commands.add_parser("list", parents=[folder], help="who may connect here, and which learners were joined from here")
-    revoke = commands.add_parser("revoke", parents=[folder], help="learner's machine: let a robot PC in no more")
-    revoke.add_argument("name", metavar="NAME", help="one that `serl-chunk keys list` names")
+    """Add the flags of `add`."""
+    init_flags(p)
+    p.add_argument("name", metavar="NAME", help="what to call the robot PC")
+    p.add_argument("--host", help="where the robot PC finds the learner (default: this machine's address)")
+    p.add_argument("--port", type=int, default=DEFAULT_PORT, help="first of the learner's three ports (default: 5588)")
 
 
-def run(flags: argparse.Namespace, rest: Sequence[str]) -> int:
-    """Run the one that was given. Raises ConfigError, and RefusedError for a line that a learner does not take."""
-    given = vars(flags)
-    commands: dict[str, Callable[..., int]] = {
-        "init": run_init, "add": run_add, "join": run_join, "list": run_list, "revoke": run_revoke,
-    }  # fmt: skip
-    return commands[given.pop("command")](given.pop("keys"), **given)
+def join_flags(p: argparse.ArgumentParser) -> None:
+    """Add the flags of `join`."""
+    init_flags(p)
+    p.add_argument("line", metavar="LINE", help="the line's last word; valid once, for ten minutes")
+    p.add_argument("--ip", help="where the learner is, if not at the line's address")
+
+
+def revoke_flags(p: argparse.ArgumentParser) -> None:
+    """Add the flags of `revoke`."""
+    init_flags(p)
+    p.add_argument("name", metavar="NAME", help="one that `serl-chunk keys list` names")
 
 
 def key_folder(folder: str | None) -> Path:
@@ -118,6 +118,16 @@ def actor_name(actor_id: str | None, keys: ClientKeys | None, ip: str) -> str:
     return actor_id or keys.name
 
 
+def add_learner_flags(p: argparse.ArgumentParser, ip: str) -> None:
+    """Add what an actor says of its learner. `ip`: help of that flag."""
+    p.add_argument("--ip", help=ip)
+    p.add_argument("--port", type=int, help="first of the learner's three ports (default: 5588)")
+    p.add_argument("--keys", metavar="DIR", help="folder of the keys (default: ~/.config/serl-chunk/keys)")
+    p.add_argument("--insecure", action="store_true", help="use no keys")
+    p.add_argument("--actor_id", help="name of this robot at the learner (default: as --actor)")
+    p.add_argument("--spool_path", metavar="DIR", help="where records on their way are kept (default: runs/spool)")
+
+
 @dataclasses.dataclass(frozen=True)
 class LearnerAddress:
     """The address of a learner, and the name and keys of this machine there."""
@@ -127,6 +137,14 @@ class LearnerAddress:
     actor_id: str | None = None  # None: the name of this machine's key
     keys: str | None = None  # the key folder; None: the default one
     insecure: bool = False  # use no keys
+
+    @classmethod
+    def of(cls, flags: argparse.Namespace) -> LearnerAddress:
+        """Read the flags of `add_learner_flags`. Raises ConfigError where they exclude each other."""
+        both = flags.keys is not None and flags.insecure
+        require(not both, "insecure", "it means no keys, and --keys is given. Remove one of them.")
+        port = DEFAULT_PORT if flags.port is None else flags.port
+        return cls(flags.ip or LOOPBACK, port, flags.actor_id, flags.keys, flags.insecure)
 
     def credentials(self) -> tuple[str, ClientKeys | None]:
         """Return the actor's id and keys. Raises ConfigError where they do not go together."""
@@ -153,9 +171,9 @@ def addresses(bind: str) -> list[str]:
     return [*found, socket.gethostname()]
 
 
-def run_init(folder: str | None) -> int:
+def init_command(flags: argparse.Namespace) -> int:
     """Make the keys of this machine's learners."""
-    keys, new = ServerKeys.ensure(key_folder(folder))
+    keys, new = ServerKeys.ensure(key_folder(flags.keys))
     name = fingerprint(keys.pair.public)
     if not new:
         raise ConfigError(
@@ -166,18 +184,18 @@ def run_init(folder: str | None) -> int:
     return 0
 
 
-def run_add(folder: str | None, name: str, *, host: str | None, port: int | None) -> int:
-    """Print the line with which one robot PC joins. `port`: the learner's first, None for the default one."""
-    port = DEFAULT_PORT if port is None else port
-    check_port(port)
-    keys = ServerKeys.open(key_folder(folder))
-    print(how_to_join(keys, keys.invite(name, addresses("0.0.0.0") if host is None else [host], port)))
+def add_command(flags: argparse.Namespace) -> int:
+    """Print the line with which one robot PC joins."""
+    check_port(flags.port)
+    keys = ServerKeys.open(key_folder(flags.keys))
+    hosts = addresses("0.0.0.0") if flags.host is None else [flags.host]
+    print(how_to_join(keys, keys.invite(flags.name, hosts, flags.port)))
     return 0
 
 
-def run_join(folder: str | None, line: str, *, ip: str | None) -> int:
+def join_command(flags: argparse.Namespace) -> int:
     """Make this machine's keys for the learner of a line, and join it. Raises ConfigError, RefusedError: bad line."""
-    keys = ClientKeys.accept(key_folder(folder), JoinToken.decode(line))
+    keys = ClientKeys.accept(key_folder(flags.keys), JoinToken.decode(flags.line))
     before = next((k for k in ClientKeys.all(keys.folder) if k.server == keys.server), None)
     if before is not None and before.line == keys.line:
         keys = before  # pasted twice: the learner may have the pair by now
@@ -187,7 +205,7 @@ def run_join(folder: str | None, line: str, *, ip: str | None) -> int:
     joins_again = before is not None and before.ticket is None
     if not joins_again:
         keys.save()  # before the learner writes the public key, or a crash would lose the secret
-    where = (ip,) if ip is not None else keys.hosts
+    where = (flags.ip,) if flags.ip is not None else keys.hosts
     try:
         reached = _enrol(keys, where)
     except RefusedError as error:
@@ -208,7 +226,7 @@ def run_join(folder: str | None, line: str, *, ip: str | None) -> int:
             f"as {keys.name!r} when it first connects, within ten minutes after the line was printed"
         )
     more = "" if keys.port in (0, DEFAULT_PORT) else f" --port {keys.port}"
-    more += "" if folder is None else f" --keys {folder}"
+    more += "" if flags.keys is None else f" --keys {flags.keys}"
     print(f"start: serl-chunk --exp_name EXPERIMENT --actor --ip {reached or (where[0] if where else 'HOST')}{more}")
     return 0
 
@@ -228,9 +246,9 @@ def _or(hosts: Sequence[str], port: int) -> str:
     return " or ".join(f"{host}:{port}" for host in hosts) or "any address"
 
 
-def run_list(folder: str | None) -> int:
+def list_command(flags: argparse.Namespace) -> int:
     """Print the robot PCs admitted to this machine's learners, and the learners that this machine has joined."""
-    path = key_folder(folder)
+    path = key_folder(flags.keys)
     now, joined = time.time(), ClientKeys.all(path)
     if (path / "server.json").exists():
         keys = ServerKeys.open(path)
@@ -255,10 +273,9 @@ def _date(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
-def run_revoke(folder: str | None, name: str) -> int:
+def revoke_command(flags: argparse.Namespace) -> int:
     """Revoke a robot PC's key; running learners disconnect it within a second."""
-    keys = ServerKeys.open(key_folder(folder))
-    client = keys.revoke(name)
+    client = ServerKeys.open(key_folder(flags.keys)).revoke(flags.name)
     what = f"key {fingerprint(client.public)}" if client.public else "an unused line"
-    print(f"{name} is revoked ({what}); running learners disconnect it within a second")
+    print(f"{flags.name} is revoked ({what}); running learners disconnect it within a second")
     return 0

@@ -11,7 +11,7 @@ from threading import Event
 from serl_chunk.agents.base import Agent
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.cli.keys import invite_first, learner_keys
-from serl_chunk.cli.process import print_config, spec_of
+from serl_chunk.cli.process import print_config
 from serl_chunk.config.compatibility import contract
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.prompts import tokens_digest
@@ -22,6 +22,7 @@ from serl_chunk.learner.learner import Learner, Publish
 from serl_chunk.learner.offline_data import check_data
 from serl_chunk.learner.service import LearnerService
 from serl_chunk.logs import log_to_file, status_line
+from serl_chunk.outcomes.robot import spec_of
 from serl_chunk.runs.folder import RunFolder, open_run
 from serl_chunk.runs.report.report import build_report
 from serl_chunk.runs.status_line import StatusLine
@@ -38,15 +39,9 @@ STOPPED = "the learner was stopped"  # the reason that actors receive
 
 
 def make_learner(
-    config: ExperimentConfig,
-    options: RunOptions,
-    run: RunFolder,
-    spec: RobotSpec,
-    *,
-    publish: Publish,
-    threaded: bool,
+    config: ExperimentConfig, options: RunOptions, run: RunFolder, spec: RobotSpec, *, publish: Publish, threaded: bool,
     stopping: Callable[[], bool] = lambda: False,
-) -> Learner:
+) -> Learner:  # fmt: skip
     """Build the learner of a run with its own evaluations, which end once it is `stopping`; see `build_learner`."""
     check_simulator(config)
 
@@ -129,13 +124,9 @@ def run_offline(config: ExperimentConfig, options: RunOptions, *, threaded: bool
 
 
 def train_offline(
-    config: ExperimentConfig,
-    options: RunOptions,
-    *,
-    stop: Event | None = None,
-    started: Event | None = None,
+    config: ExperimentConfig, options: RunOptions, *, stop: Event | None = None, started: Event | None = None,
     threaded: bool = False,
-) -> Learner:
+) -> Learner:  # fmt: skip
     """Train until `offline_steps` or `stop`, and return the closed learner; raises as `make_learner`.
 
     `started` is set as soon as `stop` is polled. A seed reproduces a run unless batches are `threaded`.

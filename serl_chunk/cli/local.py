@@ -6,30 +6,31 @@ from threading import Event
 from typing import Any
 
 from serl_chunk.actor.canary import check_signal
-from serl_chunk.actor.link import RunProgress
+from serl_chunk.actor.link import ActorLink, RunProgress
 from serl_chunk.actor.service import ActorService, ActorSummary
 from serl_chunk.cli.actor import report_session
 from serl_chunk.cli.learner import STOPPING, finish_run, locked_run, make_learner, prepare
 from serl_chunk.cli.process import warn_of_lockstep
 from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.fields import require
 from serl_chunk.learner.building import RunOptions
 from serl_chunk.learner.learner import Learner
 from serl_chunk.signals import exit_at_once_while, never, stop_on_signals
-from serl_chunk.types import Amend, Begin, ConfigError, End, SerlChunkError, Snapshot, Step, StepBlock
+from serl_chunk.types import Amend, Begin, ConfigError, End, Snapshot, Step, StepBlock
 
 SESSION = "local/0"
 
 
-class LocalLink:
-    """The actor's end of a learner in the same process: records go straight into the replay."""
+class LocalLink(ActorLink):
+    """The actor's end of a learner in the same process: records go straight into the replay.
 
-    allowance: int | None = None  # the learner works inside the actor's decisions: neither runs ahead
-    error: SerlChunkError | None = None
-    away, unacknowledged = 0.0, 0
+    The learner works inside the actor's decisions: neither runs ahead.
+    """
+
     learner: Learner  # set before the actor's loop begins
+    steps_recorded = 0
 
     def __init__(self) -> None:
-        self.steps_recorded = 0
         self._snapshot: Snapshot | None = None
         self._episode = ""
         self._steps: list[Step] = []
@@ -43,17 +44,6 @@ class LocalLink:
 
     def latest(self) -> Snapshot | None:
         return self._snapshot
-
-    def can_begin(self) -> tuple[bool, str]:
-        return True, ""
-
-    def backlog(self, *, begun: bool) -> str:
-        return ""
-
-    def flush(self, timeout: float) -> bool:
-        return True
-
-    def close(self) -> None: ...  # the learner is closed by its owner
 
     def begin(self, record: Begin) -> None:
         self._episode = record.episode_id
@@ -71,11 +61,9 @@ class LocalLink:
         self.insert(record)
 
     def insert(self, record: Begin | StepBlock | End | Amend) -> None:
-        """Put a record into the replay."""
         self.learner.router.insert(SESSION, record)
 
     def hand_on(self) -> None:
-        """Insert the steps collected so far."""
         if self._steps:
             self.insert(StepBlock.from_steps(self._episode, self._steps))
             self._steps = []
@@ -100,12 +88,9 @@ def train_local(
     if config.actor.clock != "lockstep":
         raise ConfigError("--local runs in lockstep only: --config.actor.clock=lockstep, or use --learner and --actor")
     stop, started = stop or Event(), started or Event()
-    if config.learner.utd_ratio is None and config.learner.online_steps != 0:
-        raise ConfigError(
-            "none lets neither side wait, and the one process of --local trains between decisions. Set a number, or "
-            "use --learner and --actor",
-            parameter="learner.utd_ratio",
-        )
+    require(config.learner.utd_ratio is not None or config.learner.online_steps == 0, "learner.utd_ratio",
+        "none lets neither side wait, and the one process of --local trains between decisions. Set a number, or "
+        "use --learner and --actor")  # fmt: skip
     check_signal(config, operator=False)
     warn_of_lockstep(config)
     spec = prepare(config, options)

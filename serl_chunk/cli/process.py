@@ -10,13 +10,12 @@ from typing import NamedTuple
 
 from serl_chunk.config.compatibility import gripper_in_words
 from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.config.fields import check_unused, settings_of
+from serl_chunk.config.fields import check_unused, require, settings_of
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.operator import OF_PAGES
 from serl_chunk.config.presets import COMPAT, configured
 from serl_chunk.data.prompts import make_prompts
 from serl_chunk.extras import choose_opengl
-from serl_chunk.outcomes.robot import spec_of_robot
 from serl_chunk.types import ConfigError, RobotSpec
 
 logger = logging.getLogger(__name__)
@@ -69,13 +68,16 @@ def add_aliases(parser: argparse._ActionsContainer, aliases: Sequence[Alias]) ->
         parser.add_argument(f"--{alias.flag}", metavar=alias.metavar, help=f"{alias.help} ({alias.path})")
 
 
-def load_flags(flags: argparse.Namespace, rest: Sequence[str]) -> ExperimentConfig:
+def load_flags(flags: argparse.Namespace) -> ExperimentConfig:
     """Return the experiment with its flags and the overrides in `rest`. ConfigError also for unused settings."""
-    given = _given(flags)
-    overrides = split_overrides(rest, [f"--{name}" for name in vars(flags)])
+    fields = {alias.path: getattr(flags, alias.flag, None) for alias in (*OF_BOTH_SIDES, *OF_THE_LEARNER)}
+    if flags.sparse is not None:
+        require(flags.sparse.lower() in BOOLEANS, "sparse", f"got {flags.sparse!r}, expected true or false")
+        fields[SPARSE] = BOOLEANS[flags.sparse.lower()]
+    given = {path: text for path, text in fields.items() if text is not None}
+    overrides = split_overrides(flags.rest, [f"--{name}" for name in vars(flags) if name != "rest"])
     for path, _ in overrides:
-        if path in given:
-            raise ConfigError(f"--config.{path} sets the same field. Give one of them.", parameter=path)
+        require(path not in given, path, f"--config.{path} sets the same field. Give one of them.")
     values = [*given.items(), *overrides]
     seed = [("seed", str(flags.seed))] if getattr(flags, "seed", None) is not None else []
     config = load(flags.exp_name, [*values, *seed], preset=flags.preset, compat=flags.compat)
@@ -83,16 +85,6 @@ def load_flags(flags: argparse.Namespace, rest: Sequence[str]) -> ExperimentConf
     check_unused(config, [path for path, _ in values if path not in watched])
     make_prompts(config)  # refuses a text that is too long before a robot is opened or a run has a folder
     return config
-
-
-def _given(flags: argparse.Namespace) -> dict[str, str]:
-    """Return path -> text of the given flags of this module."""
-    given = {alias.path: getattr(flags, alias.flag, None) for alias in (*OF_BOTH_SIDES, *OF_THE_LEARNER)}
-    if flags.sparse is not None:
-        if flags.sparse.lower() not in BOOLEANS:
-            raise ConfigError(f"got {flags.sparse!r}, expected true or false", parameter="sparse")
-        given[SPARSE] = BOOLEANS[flags.sparse.lower()]
-    return {path: text for path, text in given.items() if text is not None}
 
 
 def flag_of(parameter: str, arguments: Sequence[str], flags: Collection[str]) -> str:
@@ -188,8 +180,3 @@ def warn_of_lockstep(config: ExperimentConfig) -> None:
             "actor.clock=lockstep on a real robot: it receives no command while a chunk is computed, or in training "
             "while the learner is behind. Give --config.actor.clock=realtime to --learner and --actor (not --local)."
         )
-
-
-def spec_of(config: ExperimentConfig) -> RobotSpec:
-    """Return the robot's specification, without its devices."""
-    return spec_of_robot(config)

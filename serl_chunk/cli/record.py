@@ -16,40 +16,40 @@ from rich.progress import Progress
 
 from serl_chunk.actor.policy import Policy
 from serl_chunk.actor.remote_policy import remote_policy, sent_cameras
-from serl_chunk.cli.console import console_of
+from serl_chunk.cli.console import console_of, page_on
 from serl_chunk.cli.data.options import parse_cameras
-from serl_chunk.cli.keys import LearnerAddress
-from serl_chunk.cli.live import page_on, show_on
-from serl_chunk.cli.process import add_experiment_flags, load_flags, spec_of
-from serl_chunk.config.devices import DEVICES
+from serl_chunk.cli.keys import LearnerAddress, add_learner_flags
+from serl_chunk.cli.process import add_experiment_flags, load_flags
 from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.fields import require
+from serl_chunk.config.operator import DEVICES
 from serl_chunk.data.formats.hdf5 import open_episode, read_episode
 from serl_chunk.data.formats.hdf5_io import close_files
 from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.io import plural
-from serl_chunk.logs import add_log_flags, configure, quiet_libraries
+from serl_chunk.logs import add_log_flags, quiet_libraries
 from serl_chunk.outcomes.judge import OPERATOR
-from serl_chunk.outcomes.robot import observing
-from serl_chunk.recording.recording import Recording, RecordingTotals, Stream, check_source, open_human
+from serl_chunk.outcomes.robot import observing, spec_of
+from serl_chunk.recording.recording import Recording, RecordingTotals, check_source, open_human
+from serl_chunk.recording.stream import DemonstrationStream
 from serl_chunk.robots.base import Expert, InterventionSource, RobotEnv
 from serl_chunk.robots.registry import make_env, make_expert
 from serl_chunk.signals import exit_at_once_while, never
-from serl_chunk.transport.wire.handshake import DEFAULT_PORT
 from serl_chunk.types import IMAGE_PREFIX, ConfigError, Outcome, RobotSpec
 
 logger = logging.getLogger(__name__)
 
-DESCRIPTION = (
-    "Record demonstrations as HDF5 episodes: of the robot's script, or by hand with the device of "
-    "actor.intervention. Each episode by hand begins at the first motion, and each file is checked once it is "
-    "written. The same command continues an interrupted recording."
-)
 DEMO_SEED_BASE = 0  # start states of demonstrations; evaluation's begin at 1,000,000
 
 
-def add_flags(p: argparse.ArgumentParser) -> None:
+def record_flags(p: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
+    p.description = (
+        "Record demonstrations as HDF5 episodes: of the robot's script, or by hand with the device of "
+        "actor.intervention. Each episode by hand begins at the first motion, and each file is checked once it is "
+        "written. The same command continues an interrupted recording."
+    )
     p.add_argument("--exp_name", help="the experiment whose robot and task are recorded")
     p.add_argument("--n_demos", type=int, default=10, help="successful episodes the folder shall hold (default: 10)")
     p.add_argument("--out", required=True, metavar="DIR", help="folder for episode_0.hdf5, episode_1.hdf5, ...")
@@ -60,20 +60,14 @@ def add_flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("--noise", type=float, help="standard deviation of the script's noise, radians")
     p.add_argument("--cameras", metavar="A,B", help="cameras to record: names, all, or none (default: the agent's)")
     p.add_argument("--viewer", metavar="PORT", help="show the robot on a page at this port of this machine (0: any)")
-    p.add_argument("--ip", help="also stream the successes into the running learner at this address")
-    p.add_argument("--port", type=int, help="first of the learner's three ports (default: 5588)")
-    p.add_argument("--keys", metavar="DIR", help="folder of the keys (default: ~/.config/serl-chunk/keys)")
-    p.add_argument("--insecure", action="store_true", help="use no keys")
-    p.add_argument("--actor_id", help="name of this robot at the learner (default: as --actor)")
-    p.add_argument("--spool_path", metavar="DIR", help="where records on their way are kept (default: runs/spool)")
+    add_learner_flags(p, "also stream the successes into the running learner at this address")
     add_experiment_flags(p)
     add_log_flags(p)
 
 
-def run(flags: argparse.Namespace, rest: Sequence[str]) -> int:
+def record_command(flags: argparse.Namespace) -> int:
     """Record, and stream to a learner where one is named; returns 1 where that lacks some. Raises as `run_record`."""
-    configure(flags)
-    config = load_flags(flags, rest)
+    config = load_flags(flags)
     spec, cameras = spec_of(config), config.agent.image_keys
     if flags.cameras is not None:
         cameras = recorded_cameras(flags.cameras, spec)
@@ -84,17 +78,13 @@ def run(flags: argparse.Namespace, rest: Sequence[str]) -> int:
     )  # fmt: skip
     if flags.ip is None:
         for name in ("port", "keys", "insecure", "actor_id", "spool_path"):
-            if getattr(flags, name):
-                raise ConfigError("is of the learner that --ip names. Give --ip too, or remove it", parameter=name)
+            require(not getattr(flags, name), name, "is of the learner that --ip names. Give --ip too, or remove it")
         return record()
-    if flags.keys is not None and flags.insecure:
-        raise ConfigError("--insecure means no keys: leave it out, or --keys")
+    address = LearnerAddress.of(flags)
     if missing := [name for name in config.agent.image_keys if name not in cameras]:
         got = f"lacks {missing[0]!r}, which the learner trains on (got {', '.join(cameras) or 'none'})"
         raise ConfigError(f"{got}. Leave --cameras out, or --ip", parameter="cameras")
     quiet_libraries()
-    port = DEFAULT_PORT if flags.port is None else flags.port
-    address = LearnerAddress(flags.ip, port, flags.actor_id, flags.keys, flags.insecure)
     return record_streaming(config, address, flags.spool_path, record)
 
 
@@ -109,7 +99,7 @@ def recorded_cameras(text: str, spec: RobotSpec) -> tuple[str, ...]:
 
 def run_record(
     config: ExperimentConfig, n_demos: int, out: str, *, policy: str, noise: float | None, cameras: tuple[str, ...],
-    keep: str = "successes", stream: Stream | None = None, viewer: str | None = None,
+    keep: str = "successes", stream: DemonstrationStream | None = None, viewer: str | None = None,
 ) -> int:  # fmt: skip
     """Record until `out` holds `n_demos` successful episodes; an interrupted recording goes on where it stopped.
 
@@ -168,14 +158,12 @@ def run_record(
         files_stack.enter_context(_kept_files_reported(folder, spec.name, there, n_demos))
         files_stack.enter_context(writer)
         device = by_human and config.actor.intervention.lower() in DEVICES
-        operator = stack.enter_context(
-            console_of(
-                config, "record", amend=totals.amend, end=ended.set, other_inputs=page is not None, simulated=device
-            )
+        console = console_of(
+            config, "record", amend=totals.amend, end=ended.set, page=page, spec=env.robot_spec, simulated=device
         )
+        operator = stack.enter_context(console)
         if operator is not None:
             operator.labels.notes = totals
-        show_on(page, operator, config, env.robot_spec, "record")
         progress = None
         if operator is None and not by_human:
             bar = stack.enter_context(Progress(transient=True))
@@ -198,27 +186,21 @@ def run_record(
 
 
 def _check(config: ExperimentConfig, policy: str, n_demos: int, noise: float | None, keep: str) -> None:
-    if policy not in ("scripted", "human", "server"):
-        raise ConfigError(f"got {policy!r}, expected scripted, human or server", parameter="policy")
+    require(policy in ("scripted", "human", "server"), "policy", f"got {policy!r}, expected scripted, human or server")
     if (policy == "server") != bool(config.actor.policy):
         needs = "server needs the server's address. Give --config.actor.policy=openpi://HOST:PORT"
         other = f"is {policy}, and actor.policy names a policy server. Remove one of them"
         raise ConfigError(needs if policy == "server" else other, parameter="policy")
-    if n_demos < 1:
-        raise ConfigError(f"must be at least 1, got {n_demos}", parameter="n_demos")
-    if keep not in ("successes", "all"):
-        raise ConfigError(f"got {keep!r}, expected successes or all", parameter="keep")
+    require(n_demos >= 1, "n_demos", f"must be at least 1, got {n_demos}")
+    require(keep in ("successes", "all"), "keep", f"got {keep!r}, expected successes or all")
     if policy == "human":
-        if noise is not None:
-            raise ConfigError("is the expert's, and a human records. Remove it", parameter="noise")
+        require(noise is None, "noise", "is the expert's, and a human records. Remove it")
         check_source(config)
     elif policy == "server":
-        if noise is not None:
-            raise ConfigError("is the expert's, and a policy server acts. Remove it", parameter="noise")
-    elif keep != "successes":
-        raise ConfigError(
-            "is for --policy=human or server: a script that fails is no demonstration. Remove it", parameter="keep"
-        )
+        require(noise is None, "noise", "is the expert's, and a policy server acts. Remove it")
+    else:
+        require(keep == "successes", "keep",
+            "is for --policy=human or server: a script that fails is no demonstration. Remove it")  # fmt: skip
 
 
 def _expert(env: RobotEnv, noise: float | None) -> Expert:

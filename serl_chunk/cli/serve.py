@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import logging
 import threading
 import time
@@ -12,20 +11,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from serl_chunk.actor.hold import HoldPolicy, with_kept
+from serl_chunk.actor.handover import HoldPolicy, with_kept
 from serl_chunk.actor.policy import ChunkPolicy, PolicyError, Prepared, blank_request
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.cli.keys import LearnerAddress
-from serl_chunk.cli.process import add_experiment_flags, load_flags, spec_of
+from serl_chunk.cli.process import add_experiment_flags, load_flags
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import require
-from serl_chunk.data.preprocess import Preprocess
-from serl_chunk.io import WaitLog
-from serl_chunk.logs import add_log_flags, configure, quiet_libraries
-from serl_chunk.serving.batching import batch_sizes
+from serl_chunk.io import Waiting
+from serl_chunk.logs import add_log_flags, quiet_libraries
+from serl_chunk.outcomes.robot import spec_of
 from serl_chunk.serving.endpoint import read_key, websockets
 from serl_chunk.serving.observations import ObservationReader
-from serl_chunk.serving.server import Answer, Policy, PolicyServer
+from serl_chunk.serving.server import Answer, Policy, PolicyServer, batch_sizes
 from serl_chunk.signals import exit_at_once_while, never, stop_on_signals
 from serl_chunk.transport.wire.handshake import DEFAULT_PORT, check_port
 from serl_chunk.types import ConfigError, RobotSpec, SerlChunkError
@@ -34,17 +32,17 @@ from serl_chunk_robot.wire.sockets import is_loopback
 
 logger = logging.getLogger(__name__)
 
-DESCRIPTION = (
-    "Serve a policy by openpi-client's protocol, for programs that send observations and execute the chunks that "
-    "come back: that of a run's checkpoint, or a learner's newest. Several clients are decided together."
-)
 FOLLOW_SECONDS = 0.1  # between looks at the learner's newest snapshot
 OTHER_BYTES = 1 << 20  # of a request, for all but frames
 LARGEST_BATCH = 256
 
 
-def add_flags(p: argparse.ArgumentParser) -> None:
+def serve_flags(p: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
+    p.description = (
+        "Serve a policy by openpi-client's protocol, for programs that send observations and execute the chunks that "
+        "come back: that of a run's checkpoint, or a learner's newest. Several clients are decided together."
+    )
     p.add_argument("--exp_name", help="the experiment that the policy was trained in")
     p.add_argument("--checkpoint_path", metavar="RUN", help="the run folder whose checkpoint is served")
     p.add_argument("--checkpoint_step", metavar="N", help="the checkpoint: a step, latest (default) or best")
@@ -61,11 +59,10 @@ def add_flags(p: argparse.ArgumentParser) -> None:
     add_log_flags(p)
 
 
-def run(flags: argparse.Namespace, rest: Sequence[str]) -> int:
+def serve_command(flags: argparse.Namespace) -> int:
     """Serve until a signal; raises as `run_serve`."""
-    configure(flags)
     quiet_libraries()
-    return run_serve(load_flags(flags, rest), ServeOptions.of(flags))
+    return run_serve(load_flags(flags), ServeOptions.of(flags))
 
 
 class ServeOptions(NamedTuple):
@@ -162,7 +159,6 @@ class ServedPolicy:
         """Of a request: with frames of all cameras of the robot."""
 
     def policy(self) -> Policy[Prepared]:
-        """Return what a server needs of it."""
         return Policy(self.prepare, self.decide, self._metadata())
 
     def prepare(self, values: dict[str, Any]) -> Prepared:
@@ -170,7 +166,6 @@ class ServedPolicy:
         return self._chunks.prepare(*self._reader.read(values))
 
     def decide(self, rows: Sequence[Prepared]) -> list[Answer | SerlChunkError]:
-        """Return the answer to each row, or its error."""
         began = time.perf_counter()
         decisions = self._chunks.decide_each(rows, explore=self._explore)
         seconds = time.perf_counter() - began
@@ -212,12 +207,6 @@ class ServedPolicy:
         }
 
 
-def _policy(
-    config: ExperimentConfig, spec: RobotSpec, agent: Any, preprocess: Preprocess, **source: Any
-) -> ChunkPolicy:
-    return ChunkPolicy(agent, preprocess, spec, seed=config.seed + 1, **source)
-
-
 def _of_run(
     config: ExperimentConfig, spec: RobotSpec, options: ServeOptions, stack: contextlib.ExitStack, stop: threading.Event
 ) -> tuple[ChunkPolicy, Callable[[], object]]:
@@ -227,7 +216,7 @@ def _of_run(
     agent = make_agent(config, spec)
     assert options.run is not None
     [checkpoint] = checkpoints_of_run(config, spec, agent, options.run, [options.step])
-    policy = _policy(config, spec, agent, checkpoint.preprocess)
+    policy = ChunkPolicy(agent, checkpoint.preprocess, spec, seed=config.seed + 1)
     policy.swap(checkpoint.snapshot)
     return policy, lambda: None
 
@@ -236,7 +225,7 @@ def _of_learner(
     config: ExperimentConfig, spec: RobotSpec, options: ServeOptions, stack: contextlib.ExitStack, stop: threading.Event
 ) -> tuple[ChunkPolicy, Callable[[], object]]:
     """Return a learner's policy, and what follows its newest snapshot. A stop ends the wait for the first one."""
-    from serl_chunk.actor.link import open_link, preprocess_of
+    from serl_chunk.actor.link import open_link, preprocess_of, replacement
     from serl_chunk.cli.actor import log_waiting
 
     agent, address = make_agent(config, spec), options.learner
@@ -246,26 +235,26 @@ def _of_learner(
     link = open_link(config, spec, agent, address.ip, address.port, f"{name}-server", keys=keys)
     stack.callback(link.close)
     welcome = link.connect(on_waiting=log_waiting())
-    policy = _policy(config, spec, agent, preprocess_of(welcome, config, spec), source=link, run=welcome.run)
-    lines = WaitLog(logger)
-    while not policy.refresh() and not stop.wait(FOLLOW_SECONDS):
-        lines.log("waiting for the learner's first policy", "See the learner's log: it may load or pretrain")
-        _check_link(link, welcome)
-    return policy, functools.partial(_follow, policy, link, welcome)
+    preprocess = preprocess_of(welcome, config, spec)
+    policy = ChunkPolicy(agent, preprocess, spec, seed=config.seed + 1, source=link, run=welcome.run)
+    wait = Waiting(logger)
 
+    def check() -> None:
+        if link.error is not None:
+            raise link.error
+        if (reason := replacement(link, welcome.origin)) is not None:
+            raise ConfigError(f"{reason}: its chunks would become other commands. Start this server again")
 
-def _follow(policy: ChunkPolicy, link: Any, welcome: Any) -> None:
-    before = policy.version
-    policy.refresh()
-    if policy.version != before:
-        logger.info(f"policy version {policy.version} is served")
-    _check_link(link, welcome)
+    def poll() -> None:
+        wait.log("waiting for the learner's first policy", "see the learner's log: it may load or pretrain")
+        check()
 
+    def follow() -> None:
+        before = policy.version
+        policy.refresh()
+        if policy.version != before:
+            logger.info(f"policy version {policy.version} is served")
+        check()
 
-def _check_link(link: Any, welcome: Any) -> None:
-    from serl_chunk.actor.link import replacement
-
-    if link.error is not None:
-        raise link.error
-    if (reason := replacement(link, welcome.origin)) is not None:
-        raise ConfigError(f"{reason}: its chunks would become other commands. Start this server again")
+    wait.until(policy.refresh, stop.is_set, poll, stop.wait, FOLLOW_SECONDS)
+    return policy, follow

@@ -9,9 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from serl_chunk.cli.commands import COMMANDS, Parser, run_command
+from serl_chunk.cli.commands import LISTED, Parser, run_command
 from serl_chunk.cli.process import OF_THE_LEARNER, add_aliases, add_experiment_flags, load_flags
 from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.fields import require
 from serl_chunk.logs import add_log_flags, configure, quiet_libraries
 from serl_chunk.types import BEST, ONE, ConfigError
 from serl_chunk.version import version_info
@@ -48,8 +49,8 @@ SHORT = (
 
 
 def _epilog() -> str:
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:{width}}  {command.help}" for name, command in COMMANDS.items()]
+    width = max(map(len, LISTED))
+    lines = [f"  {name:{width}}  {command.help}" for name, command in LISTED.items()]
     settings = "Any setting of the experiment is a flag too: --config.agent.lr=1e-4 (serl-chunk config EXP lists them)."
     return "\n".join([settings, "", "commands (each with --help):", *lines, "", EXAMPLES])
 
@@ -150,7 +151,7 @@ def short_help(parser: Parser) -> str:
 def run_training(arguments: list[str]) -> int:
     """Train, act or evaluate according to the flags, or print help or the version; return the exit status."""
     parser = training_parser()
-    flags, rest = parser.parse_known_args(arguments)
+    flags, flags.rest = parser.parse_known_args(arguments)
     if not arguments or flags.help or flags.help_all:
         print(parser.format_help() if flags.help_all else short_help(parser), end="")
         return 0
@@ -161,7 +162,7 @@ def run_training(arguments: list[str]) -> int:
     quiet_libraries()
     if flags.preset == "help":
         return run_command(["presets"])
-    config = load_flags(flags, rest)
+    config = load_flags(flags)
     mode = check_flags(parser, flags, config)
     if mode == "b":
         return _run_both(flags, arguments)
@@ -169,7 +170,7 @@ def run_training(arguments: list[str]) -> int:
         return _run_learning(config, flags)
     from serl_chunk.cli.actor import LearnerAddress, run_training_actor
 
-    address = LearnerAddress(flags.ip or LOOPBACK, _port(flags), flags.actor_id, flags.keys, flags.insecure)
+    address = LearnerAddress.of(flags)
     if mode == "a":
         return run_training_actor(config, address, flags.spool_path, viewer=flags.viewer)
     from serl_chunk.cli.evaluation import EvaluationOptions, run_evaluation
@@ -185,18 +186,9 @@ def run_training(arguments: list[str]) -> int:
 
 def _checkpoints(text: str) -> tuple[str, ...]:
     steps = tuple(step.strip() for step in text.split(","))
-    if "" in steps:
-        raise ConfigError(
-            f"must be checkpoints with commas between them, got {text!r}. Remove what is empty",
-            parameter="eval_checkpoint_step",
-        )
+    require("" not in steps, "eval_checkpoint_step",
+        f"must be checkpoints with commas between them, got {text!r}. Remove what is empty")  # fmt: skip
     return steps
-
-
-def _port(flags: argparse.Namespace) -> int:
-    from serl_chunk.transport.wire.handshake import DEFAULT_PORT
-
-    return DEFAULT_PORT if flags.port is None else flags.port
 
 
 def _run_both(flags: argparse.Namespace, arguments: Sequence[str]) -> int:
@@ -224,8 +216,10 @@ def _run_learning(config: ExperimentConfig, flags: argparse.Namespace) -> int:
 
         return run_local(config, options)
     from serl_chunk.cli.learner import run_learner
+    from serl_chunk.transport.wire.handshake import DEFAULT_PORT
 
-    return run_learner(config, options, bind=flags.bind, port=_port(flags), insecure=flags.insecure, keys=flags.keys)
+    port = DEFAULT_PORT if flags.port is None else flags.port
+    return run_learner(config, options, bind=flags.bind, port=port, insecure=flags.insecure, keys=flags.keys)
 
 
 def demo_options(flags: argparse.Namespace) -> DemoOptions:
@@ -246,16 +240,12 @@ def _mode(flags: argparse.Namespace, *, served: bool) -> str:
     evaluating = flags.eval_n_trajs > 0  # without it, 0 means none, as in HIL-SERL
     if not (flags.learner or flags.actor or flags.local):
         raise ConfigError("no mode selected. Give --learner, --actor, both, or --local.")
-    if flags.local and (flags.learner or flags.actor):
-        raise ConfigError("it runs both loops in this process. Remove --learner and --actor.", parameter="local")
-    if flags.eval_n_trajs < 0:
-        raise ConfigError(f"must be at least 1, got {flags.eval_n_trajs}", parameter="eval_n_trajs")
+    require(not flags.local or not (flags.learner or flags.actor), "local",
+        "it runs both loops in this process. Remove --learner and --actor.")  # fmt: skip
+    require(flags.eval_n_trajs >= 0, "eval_n_trajs", f"must be at least 1, got {flags.eval_n_trajs}")
     if served and evaluating:
-        if flags.eval_checkpoint_step not in (None, ""):
-            raise ConfigError(
-                "actor.policy names a policy server, which is evaluated. Remove one of them.",
-                parameter="eval_checkpoint_step",
-            )
+        require(flags.eval_checkpoint_step in (None, ""), "eval_checkpoint_step",
+            "actor.policy names a policy server, which is evaluated. Remove one of them.")  # fmt: skip
     elif evaluating != (flags.eval_checkpoint_step not in ((None, "") if evaluating else (None, "", "0"))):
         raise ConfigError("an evaluation needs both --eval_checkpoint_step N (or latest, best) and --eval_n_trajs K")
     if evaluating and (flags.learner or not flags.actor):
@@ -270,11 +260,8 @@ def check_flags(parser: argparse.ArgumentParser, flags: argparse.Namespace, conf
     evaluating = mode == "e"
     for action in () if flags.launched_with_learner else parser._actions:
         modes = getattr(action, "modes", mode)
-        if mode not in modes and getattr(flags, action.dest) != action.default:
-            raise ConfigError(
-                f"has no effect with {MODES[mode]}. It belongs to {', '.join(MODES[m] for m in modes)}.",
-                parameter=action.dest,
-            )
+        require(mode in modes or getattr(flags, action.dest) == action.default, action.dest,
+            f"has no effect with {MODES[mode]}. It belongs to {', '.join(MODES[m] for m in modes)}.")  # fmt: skip
     given = {name for name, value in vars(flags).items() if value not in (None, False)}
     offline = config.learner.online_steps == 0 and not evaluating
     own = "it is about a learner's own evaluations. Add --eval_interval N; that of a checkpoint has --eval_n_trajs and "
@@ -297,6 +284,5 @@ def check_flags(parser: argparse.ArgumentParser, flags: argparse.Namespace, conf
         (offline and (flags.bind != LOOPBACK or {"port", "keys", "insecure"} & given), "online_steps",
          "0 has no network. Remove --bind, --port, --keys and --insecure."),
     ):  # fmt: skip
-        if wrong:
-            raise ConfigError(text, parameter=name)
+        require(not wrong, name, text)
     return mode

@@ -5,22 +5,21 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 
 from serl_chunk.cli.data.options import add_reading, keys_of, open_any, options_of, shown_progress
+from serl_chunk.config.fields import require
 from serl_chunk.data.source import ReadOptions, Source
 from serl_chunk.types import ConfigError
 
-DESCRIPTION = (
-    "Look at the episodes of a run, file or folder in a browser of this machine: list and filter all of them, "
-    "play cameras, curves, Q and interventions, and label them as success, failure or discarded. The address "
-    "holds a secret; other machines cannot connect."
-)
 
-
-def add_flags(p: argparse.ArgumentParser) -> None:
+def view_flags(p: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
+    p.description = (
+        "Look at the episodes of a run, file or folder in a browser of this machine: list and filter all of them, "
+        "play cameras, curves, Q and interventions, and label them as success, failure or discarded. The address "
+        "holds a secret; other machines cannot connect."
+    )
     add_reading(p)
     p.add_argument("--port", type=int, default=0, metavar="N", help="of this machine, 0 for a free one (default: 0)")
     p.add_argument("--out", metavar="FILE", help="write one page that needs no viewer, and end")
@@ -31,7 +30,7 @@ def add_flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("--episodes", metavar="N,M-K", help="numbers of the episodes that --out or --mcap write")
 
 
-def run(flags: argparse.Namespace, rest: Sequence[str]) -> int:
+def view_command(flags: argparse.Namespace) -> int:
     """Serve the viewer until Ctrl-C, or write a file. Raises ConfigError and DataError."""
     if flags.out is not None and flags.mcap is not None:
         raise ConfigError("--out and --mcap write one file each. Give one of them")
@@ -74,8 +73,7 @@ def _write_page(flags: argparse.Namespace, source: Source) -> int:
     from serl_chunk.viewer.export import PAGE_BYTES, write_page
 
     size_mb = PAGE_BYTES / 1e6 if flags.size_mb is None else flags.size_mb
-    if not 0.1 <= size_mb <= 2000:
-        raise ConfigError(f"must be 0.1..2000, got {size_mb:g}", parameter="size_mb")
+    require(0.1 <= size_mb <= 2000, "size_mb", f"must be 0.1..2000, got {size_mb:g}")
     numbers = [source.keys().index(key) for key in keys_of(source, flags.episodes)]
     with shown_progress("writing") as progress:
         written = write_page(Path(flags.out).expanduser(), source, numbers, int(size_mb * 1e6), progress)

@@ -13,12 +13,20 @@ from typing import Literal
 from serl_chunk.config.agents.acfql import AcfqlConfig
 from serl_chunk.config.agents.base import AgentConfig
 from serl_chunk.config.agents.flow import DELAY_MAX
-from serl_chunk.config.devices import DeviceConfig
-from serl_chunk.config.fields import CAMERAS, Group, Requirement, acting, derived, needs, require, setting
-from serl_chunk.config.learner import LearnerConfig
-from serl_chunk.config.operator import OperatorConfig
+from serl_chunk.config.fields import (
+    CAMERAS,
+    CRITIC,
+    Group,
+    Requirement,
+    acting,
+    derived,
+    needs,
+    optional,
+    require,
+    setting,
+)
+from serl_chunk.config.operator import DeviceConfig, OperatorConfig
 from serl_chunk.config.outcome import OutcomeConfig
-from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.config.transport import TransportConfig
 
@@ -146,6 +154,107 @@ def possible_returns(reward: RewardConfig, discount: float, stages: float = 0.0)
     return min(ends), max(ends) + reward.scale * stages
 
 
+_SUCCESSES = needs("agent.bc_on", "+successes")
+_DECODED = (CAMERAS, needs("agent.encoder.cache_features", False, note="features stand for decoded frames"))
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayConfig(Group, path="replay."):
+    """Stores and sampling (docs/architecture.md, section 4)."""
+
+    capacity: int = setting(200_000, "size of the online ring", unit="steps", least=1)
+    demo_capacity: int = setting(100_000, "demonstrations; more is refused, never evicted", unit="steps", least=1)
+    human_capacity: int = setting(50_000, "kept of evicted episodes with interventions", unit="steps", least=1)
+    image_capacity: int = setting(20_000, "frames per camera and store", unit="frames", least=1, requires=CAMERAS)
+    frame_cache_bytes: int = setting(
+        1 << 30, "decoded frames kept of demonstrations with images in files; 0: none", unit="bytes", least=0, off=0,
+        requires=_DECODED,
+    )  # fmt: skip
+    demo_fraction: float | Literal["uniform"] = setting(0.5, "demonstrations in a batch", least=0, most=1)
+    positive_fraction: float | None = setting(None, "successes among demonstrations; none: all alike", above=0, below=1)
+    terminal_windows: Literal["keep", "drop"] = setting("keep", "windows that reach beyond their episode's end")
+    # qc is Q-chunking's published sampler, for comparisons; `valid` marks the ends.
+    windows: Literal["episode", "qc"] = setting("episode", "within an episode, or neighbouring rows of any")
+    dataset_replace_interval: int = setting(1_000, "between two shards of a data set", unit="updates", least=1)
+    # The policy acts with pictures of age 0.
+    max_image_age: int = setting(0, "age of a window's picture", unit="ticks", least=0, requires=CAMERAS)
+    exclude_before_takeover: float = setting(
+        0.8, "part of a success before an intervention that is not imitated", unit="s", least=0, requires=_SUCCESSES
+    )
+    prefetch: int = setting(2, "batches prepared ahead by a thread; 0: the training thread samples", least=0)
+
+    def _check(self) -> None:
+        # fmt: off
+        require(self.exclude_before_takeover <= 30, "replay.exclude_before_takeover",
+            f"must be at most 30 seconds, got {self.exclude_before_takeover:g}. Divide a number of ticks by the robot's"
+            " control_hz.")
+        # config.json then holds a float: a whole number there is of a version that counted ticks.
+        object.__setattr__(self, "exclude_before_takeover", float(self.exclude_before_takeover))
+        require(self.positive_fraction is None or self.demo_fraction not in ("uniform", 0), "replay.positive_fraction",
+            f"{self.positive_fraction} has no effect without a part of demonstrations. Set replay.demo_fraction above "
+            "0, or set it to none.")
+        of_episodes = {"terminal_windows": "drop", "positive_fraction": None}
+        for name, value in of_episodes.items():
+            require(self.windows == "episode" or getattr(self, name) == value, "replay.windows",
+                f"qc needs replay.{name}={value}, got {getattr(self, name)}: its windows belong to no episode")
+
+
+_OF_CRITIC = {"requires": CRITIC, "off": 0}
+_LIMITED = Requirement(
+    "a number in learner.utd_ratio (none: neither side waits)", lambda c: c.learner.utd_ratio is not None
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class LearnerConfig(Group, path="learner."):
+    """The training loop. Names shared with HIL-SERL's train_rlpd mean the same."""
+
+    batch_size: int = setting(256, "windows per critic update, an even number", least=1)
+    policy_batch_size: int | None = setting(
+        None, "windows of a policy's update; none: those of the last critic update before it", least=1
+    )
+    accumulate: int = setting(1, "micro-batches that an update's gradients are summed over", least=1)
+    cta_ratio: int = setting(1, "critic updates in one compiled update, the last followed by the policy's", least=1)
+    utd_ratio: float | None = setting(0.25, "critic updates per inserted online step; none: no side waits", above=0)
+    max_lag_steps: int = setting(200, "lockstep steps ahead of the updates they allow", unit="steps", requires=_LIMITED)
+    max_steps: int = setting(20_000, "critic updates of the online phase", unit="updates", least=1)
+    training_starts: int = setting(100, "online steps before training", unit="steps", least=0)
+    steps_per_update: int = setting(50, "critic updates between publications", unit="updates", least=1)
+    pretrain_steps: int = setting(0, "policy-only (BC) updates before the first snapshot", unit="updates", least=0)
+    critic_pretrain_steps: int = setting(0, "critic updates before the first snapshot", least=0, **_OF_CRITIC)
+    offline_steps: int = setting(0, "updates of all before the first snapshot", unit="updates", least=0)
+    online_steps: int | None = setting(None, "end of training; none: max_steps; 0: offline only", unit="steps", least=0)
+    eval_interval: int = setting(0, "between the learner's evaluations (simulators); 0: none", unit="updates", least=0)
+    eval_episodes: int = setting(50, "episodes of each of these evaluations", unit="episodes", least=1)
+    eval_mode: Literal["mean", "sampled"] = setting("mean", "evaluate without or with exploration noise")
+    video_episodes: int = setting(0, "episodes of each evaluation that are filmed", unit="episodes", least=0)
+    warmup_episodes: int = setting(0, "episodes with the frozen pretrained policy", unit="episodes", least=0)
+    random_steps: int = acting(0, "uniform random actions at first; not on a real robot", unit="steps", least=0)
+    checkpoint_period: int = setting(5_000, "updates between checkpoints; 0: only the last", unit="updates", least=0)
+    keep_checkpoints: int = setting(20, "checkpoints that are kept", least=1)
+    log_period: int = setting(100, "critic updates between metric rows", unit="updates", least=1)
+
+    def _check(self) -> None:
+        # fmt: off
+        require(self.online_steps != 0 or self.offline_steps + self.pretrain_steps + self.critic_pretrain_steps > 0,
+            "learner.online_steps",
+            "0 trains on demonstrations alone. Set learner.offline_steps.")
+        require(not self.online_steps or self.online_steps > self.training_starts, "learner.online_steps",
+            f"{self.online_steps} is not above learner.training_starts={self.training_starts}: training would end "
+            "before it begins. Raise the one or lower the other.")
+        require(self.video_episodes <= self.eval_episodes, "learner.video_episodes",
+            f"must be at most learner.eval_episodes={self.eval_episodes}, got {self.video_episodes}")
+        for name, size in (("batch_size", self.batch_size), ("policy_batch_size", self.policy_batch_size)):
+            require(size is None or size % 2 == 0, f"learner.{name}", f"must be even, got {size}")
+            require(size is None or size % self.accumulate == 0, "learner.accumulate",
+                f"must divide learner.{name}={size}, got {self.accumulate}")
+        # A limiter that gives the actor fewer steps than one update needs would stop both sides permanently.
+        need = 0 if self.utd_ratio is None else self.cta_ratio / self.utd_ratio
+        require(self.max_lag_steps >= need, "learner.max_lag_steps",
+            f"must be at least cta_ratio/utd_ratio={need:g}, got {self.max_lag_steps}: the actor would wait for an "
+            "update that waits for the actor")
+
+
 _REALTIME = needs("actor.clock", "realtime")
 _INTERVENED = Requirement("actor.intervention", lambda c: c.actor.intervention != "none")
 _SERVED = Requirement("actor.policy", lambda c: bool(c.actor.policy))
@@ -177,15 +286,16 @@ class ActorConfig(Group, path="actor."):
         "none", "canary: a new snapshot has every fourth episode first, and is dropped where it is worse"
     )
     policy: str = setting(
-        "", "openpi://HOST:PORT, a policy server that decides; empty: the learner's policy, or a checkpoint's", acts=""
+        "", "openpi://HOST:PORT, a policy server that decides; empty: the learner's policy, or a checkpoint's"
     )
-    policy_key: str = setting(
-        "", "file with its API key; empty: that of SERL_CHUNK_POLICY_KEY, or none", acts="", requires=_SERVED, off=""
+    policy_key: str = optional(
+        "", "file with its API key; empty: that of SERL_CHUNK_POLICY_KEY, or none", requires=_SERVED
     )
-    policy_observation: tuple[str, ...] = setting(
-        (), "what it is sent, as observation/image=images/front observation/state=state[0:7]; empty: as of an ALOHA",
-        acts="", requires=_SERVED, off=(),
-    )  # fmt: skip
+    policy_observation: tuple[str, ...] = optional(
+        (),
+        "what it is sent, as observation/image=images/front observation/state=state[0:7]; empty: as of an ALOHA",
+        requires=_SERVED,
+    )
 
     def _check(self) -> None:
         # fmt: off
@@ -198,10 +308,6 @@ class ActorConfig(Group, path="actor."):
 
     def without_human_limit(self) -> ActorConfig:
         return dataclasses.replace(self, max_human_ticks=0)
-
-
-__all__ = ["ActorConfig", "ChunkConfig", "ExperimentConfig", "LearnerConfig", "NormaliserConfig", "ReplayConfig",
-           "RewardConfig", "TransportConfig"]  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

@@ -107,6 +107,11 @@ def setting(default: Any, help: str, **meaning: Any) -> Any:
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def optional(default: Any, help: str, **meaning: Any) -> Any:
+    """Return a setting whose default has its meaning whatever it requires."""
+    return setting(default, help, off=default, **meaning)
+
+
 acting = functools.partial(setting, acts="value")
 derived = functools.partial(setting, acts="derived")
 shaping = functools.partial(setting, acts="shape")

@@ -44,12 +44,9 @@ TASKS: dict[str, HilSerlTask] = {
 
 
 def hil_serl_task(
-    name: str,
-    *,
-    setup_mode: SetupMode | None = None,
-    cameras: Sequence[str] | None = None,
+    name: str, *, setup_mode: SetupMode | None = None, cameras: Sequence[str] | None = None,
     action_dim: int | None = None,
-) -> HilSerlTask:
+) -> HilSerlTask:  # fmt: skip
     """Return the settings of the task `name`, with those in which your robot differs; raises ConfigError with what is
     valid.
 

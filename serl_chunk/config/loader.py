@@ -34,21 +34,15 @@ def known_experiments() -> dict[str, Path]:
     return found
 
 
-def _variant_of(name: str) -> tuple[str, str, str]:
-    """(name, colon, variant); folders of a path may have colons in their names."""
-    if name.endswith(".py"):
-        return name, "", ""
-    at = name.find(":", name.rfind(".py:") + 1)
-    return (name, "", "") if at < 0 else (name[:at], ":", name[at + 1 :])
-
-
 def load_experiment(name: str) -> ExperimentConfig:
     """Return the experiment `name`, from a file that must define `experiment() -> ExperimentConfig`.
 
     `name:variant` calls `experiment(variant)`. Raises ConfigError for an unknown name, with the valid ones and the
     nearest, and for a file that fails, with its line and the exception. A configuration's own errors are passed on.
     """
-    name, colon, variant = _variant_of(name)
+    # Folders of a path may have colons in their names.
+    at = -1 if name.endswith(".py") else name.find(":", name.rfind(".py:") + 1)
+    name, colon, variant = (name, "", "") if at < 0 else (name[:at], ":", name[at + 1 :])
     if name.endswith(".py"):
         path = Path(name).expanduser()
         if not path.is_file():
@@ -56,7 +50,8 @@ def load_experiment(name: str) -> ExperimentConfig:
     else:
         experiments = known_experiments()
         if name not in experiments:
-            meant = {**{known: known for known in experiments}, **(_hil_serl_tasks() if not colon else {})}
+            template = {} if colon else {n: f"hil_serl_template:{t}" for t in TASKS for n in (t, f"hil_serl_{t}")}
+            meant = {known: known for known in experiments} | template  # HIL-SERL's names of its tasks, and ours
             near = difflib.get_close_matches(name, meant, 1)
             hint = f" (did you mean {meant[near[0]]!r}?)" if near else ""
             wrong = f"unknown experiment {name!r}{hint}. Valid: {_names()}, or the path of a .py file"
@@ -78,12 +73,6 @@ def load_experiment(name: str) -> ExperimentConfig:
     if not isinstance(config, ExperimentConfig):
         raise ConfigError(f"experiment() in {path} returned {type(config).__name__}, expected ExperimentConfig")
     return config
-
-
-def _hil_serl_tasks() -> dict[str, str]:
-    """Return HIL-SERL's names of its tasks, and ours, with the value of `--exp_name` for each."""
-    template = "hil_serl_template"
-    return {name: f"{template}:{task}" for task in TASKS for name in (task, f"hil_serl_{task}")}
 
 
 def _names() -> str:

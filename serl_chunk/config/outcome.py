@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from serl_chunk.config.fields import Group, Requirement, require, setting, shaping
+from serl_chunk.config.fields import Group, Requirement, optional, require, setting, shaping
 from serl_chunk.types import Observation
 
 _JUDGED = Requirement("outcome.success", lambda c: c.outcome.success is not None)
@@ -18,55 +18,42 @@ class OutcomeConfig(Group, path="outcome."):
     """The actor asks these after each tick, in the order of docs/classifier.md; the learner never does."""
 
     success: Callable[[Observation], bool] | None = setting(
-        None,
-        "in place of a classifier: success(observation) ends the episode with reward 1",
-        acts="",
+        None, "in place of a classifier: success(observation) ends the episode with reward 1"
     )
-    cameras: tuple[str, ...] = setting(
-        (), "whose frames outcome.success gets on every tick, with the state", acts="", requires=_JUDGED, off=()
+    cameras: tuple[str, ...] = optional(
+        (), "whose frames outcome.success gets on every tick, with the state", requires=_JUDGED
     )
     classifier: str = setting(
-        "",
-        "folder of `serl-chunk classifier train`, at the actor: its success ends the episode with reward 1",
-        acts="",
+        "", "folder of `serl-chunk classifier train`, at the actor: its success ends the episode with reward 1"
     )
-    condition: Callable[[Observation], bool] | None = setting(
+    condition: Callable[[Observation], bool] | None = optional(
         None,
         "condition(observation) on the state, which must hold too on each frame that the classifier counts",
-        acts="",
         requires=_CLASSIFIED,
-        off=None,
     )
     environment: bool = setting(
         True,
         "the environment's success, failure and reward count; False: they are recorded with the episode's end alone",
-        acts="",
     )
-    stages: tuple[str, ...] = setting(
+    stages: tuple[str, ...] = optional(
         (),
         "chains of its classes, as grasped>placed: one that is seen in its order is a success; empty: the last class",
-        acts="",
         requires=_CLASSIFIED,
-        off=(),
     )
-    stage_reward: float = setting(
+    stage_reward: float = optional(
         0.0,
         "when a class before the last one of a chain is first seen, added to the environment's reward; below 1",
-        acts="",
         least=0,
         requires=_STAGED,
-        off=0.0,
     )
     observed: tuple[str, ...] = shaping((), "its classes that are appended to the state, 1 for the likeliest class")
 
     @property
     def chains(self) -> tuple[tuple[str, ...], ...]:
-        """The classes of each of `stages`."""
         return tuple(tuple(name.strip() for name in chain.split(">")) for chain in self.stages)
 
     @property
     def longest(self) -> int:
-        """Classes of the longest of `stages`."""
         return max(map(len, self.chains), default=1)
 
     def _check(self) -> None:

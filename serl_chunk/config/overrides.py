@@ -10,7 +10,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypeVar
 
-from serl_chunk.config.fields import choices_in_words
+from serl_chunk.config.fields import choices_in_words, require
 from serl_chunk.types import ConfigError
 
 T = TypeVar("T")
@@ -28,8 +28,7 @@ def apply_overrides(config: T, overrides: Iterable[tuple[str, str]], changes: Ma
         node, parts = tree, path.split(".")
         for part in parts[:-1]:
             node = node.setdefault(part, {})
-            if not isinstance(node, dict):
-                raise ConfigError(f"{part!r} was given a value already", parameter=path)
+            require(isinstance(node, dict), path, f"{part!r} was given a value already")
         node[parts[-1]] = (path, text)
     return _rebuild(config, tree, "", changes or {}) if tree or changes else config
 
@@ -48,8 +47,7 @@ def _rebuild(config: Any, tree: dict[str, Any], prefix: str, before: Mapping[str
             )
         old = before.get(name, getattr(config, name))
         if isinstance(value, dict):
-            if not dataclasses.is_dataclass(old):
-                raise ConfigError(f"it is a value ({old!r}) without fields of its own", parameter=here)
+            require(dataclasses.is_dataclass(old), here, f"it is a value ({old!r}) without fields of its own")
             changes[name] = _rebuild(old, value, here + ".", {})
         elif dataclasses.is_dataclass(old):
             fields = ", ".join(f.name for f in dataclasses.fields(old))

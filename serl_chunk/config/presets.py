@@ -15,12 +15,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any, Literal, NamedTuple
 
-from serl_chunk.config.agents.acfql import AcfqlConfig
+from serl_chunk.config.agents.acfql import AcfqlConfig, DecoupledConfig
 from serl_chunk.config.agents.acrlpd import AcrlpdConfig
-from serl_chunk.config.agents.base import ActorCriticConfig, AgentConfig
+from serl_chunk.config.agents.base import AgentConfig
 from serl_chunk.config.agents.bc import BcConfig
 from serl_chunk.config.agents.critic import SacCriticConfig
-from serl_chunk.config.agents.decoupled import DecoupledConfig
 from serl_chunk.config.agents.encoder import EncoderConfig
 from serl_chunk.config.agents.flow import FlowConfig
 from serl_chunk.config.agents.gripper import GripperConfig, SacGripperConfig
@@ -278,8 +277,7 @@ NOT_OF_COMPAT = {  # presets of which Q-chunking's code has no version
 def _compat_changes(
     config: ExperimentConfig, agent: AgentConfig, chunk: ChunkConfig, name: str, discount: float
 ) -> Changes:
-    if name not in COMPAT:
-        raise ConfigError(f"unknown published code {name!r}. Valid: {', '.join(COMPAT)}", parameter="compat")
+    require(name in COMPAT, "compat", f"unknown published code {name!r}. Valid: {', '.join(COMPAT)}")
     if agent.prefix_critic:  # is switched off: the critic left scores the whole chunk, which is then executed
         returned = chunk.return_steps if chunk.returned >= chunk.horizon else None
         chunk = replace(chunk, critic_horizon=None, execute_steps=None, return_steps=returned)
@@ -296,59 +294,33 @@ def _compat_changes(
 
 def _openpi(config: ExperimentConfig, agent: AgentConfig) -> Changes:
     """openpi's loss, what it computes, and the numbers of its training (its defaults; without an average for LoRA)."""
-    require(
-        isinstance(agent, BcConfig) and agent.policy == "pi0",
-        "compat",
-        "openpi has conventions for pi0 alone. Use an experiment with agent.policy=pi0, without --preset.",
-    )
-    assert isinstance(agent, BcConfig)
+    if (own := agent.as_pi0) is None:
+        remedy = "Use an experiment with agent.policy=pi0, without --preset."
+        raise ConfigError(f"openpi has conventions for pi0 alone. {remedy}", parameter="compat")
     model = replace(
-        agent.pi0, published=True, augment=bool(agent.image_keys),
+        own, published=True, augment=bool(agent.image_keys),
         lr_warmup=1_000, lr_cosine=30_000, weight_decay=1e-10, grad_clip=1.0,
     )  # fmt: skip
     if model.vlm.has_lora or model.expert.has_lora:
         model = replace(model, lora_init="openpi")
-    trained = replace(
-        agent, pi0=model, bc_joint_noise=0.0, policy_updates=1, encoder=replace(agent.encoder, shift=0),
-        policy_ema=0.99 if model.trainable == "full" else 0.0,
-        lr=2.5e-5,
-    )  # fmt: skip
-    return {"agent": trained, "learner": replace(config.learner, batch_size=32), "compat": "openpi"}
+    trained: Changes = {
+        "pi0": model, "bc_joint_noise": 0.0, "policy_updates": 1, "encoder": replace(agent.encoder, shift=0),
+        "policy_ema": 0.99 if model.trainable == "full" else 0.0, "lr": 2.5e-5,
+    }  # fmt: skip
+    learner = replace(config.learner, batch_size=32)
+    return {"agent": replace(agent, **trained), "learner": learner, "compat": "openpi"}
 
 
 def _published(agent: AgentConfig) -> PublishedQcConfig:
-    """The published agent with the sizes and weights of one of ours; its conventions are its own.
-
-    A clone by flow matching is the flow of QC with one candidate, whose critic decides nothing.
-    """
+    """The published agent with the sizes and weights of one of ours; its conventions are its own."""
     if isinstance(agent, PublishedQcConfig):
         return replace(agent, gripper=GripperConfig())  # continuous as every other dimension
     # Its image encoders are not ours; what ours has had from the start stays as the experiment has it.
     e = agent.encoder
-    common: Changes = {
-        "image_keys": agent.image_keys, "use_state": agent.use_state, "language": agent.language, "lr": agent.lr,
-        "encoder": EncoderConfig(features=e.features, latent=e.latent, shift=e.shift),
-    }  # fmt: skip
-    critic: Changes = {}
-    if isinstance(agent, ActorCriticConfig):
-        c = agent.critic
-        critic = {"num_qs": c.ensemble, "q_agg": c.target_aggregate, "value_hidden_dims": c.hidden}
-    if isinstance(agent, AcrlpdConfig):
-        return PublishedQcConfig(
-            **common, **critic, agent_name="acrlpd", actor_hidden_dims=agent.hidden, bc_alpha=agent.bc_alpha,
-            target_entropy_multiplier=-agent.target_entropy_per_dim,
-        )  # fmt: skip
-    if not isinstance(agent, AcfqlConfig | BcConfig) or (isinstance(agent, BcConfig) and agent.policy == "gaussian"):
-        policy = " with agent.policy=gaussian" if isinstance(agent, BcConfig) else ""
-        remedy = "Use acfql, acrlpd, or bc with agent.policy=flow."
-        raise ConfigError(f"Q-chunking's code has no {agent.kind}{policy}. {remedy}", parameter="compat")
-    flow = agent.flow
-    common |= {
-        "actor_hidden_dims": flow.hidden, "flow_steps": flow.steps, "actor_type": _BEST,
-    }  # fmt: skip
-    if isinstance(agent, BcConfig):
-        return PublishedQcConfig(**common, actor_num_samples=1, value_hidden_dims=flow.hidden)
-    return PublishedQcConfig(**common, **critic, actor_num_samples=agent.candidates)
+    return PublishedQcConfig(
+        **agent.as_published, image_keys=agent.image_keys, use_state=agent.use_state, language=agent.language,
+        lr=agent.lr, encoder=EncoderConfig(features=e.features, latent=e.latent, shift=e.shift),
+    )  # fmt: skip
 
 
 class Pi0Robot(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal
 
-from serl_chunk.config.fields import Group, Requirement, needs, require, setting, ticks_of
+from serl_chunk.config.fields import Group, Requirement, needs, optional, require, setting, ticks_of
 
 _SCRIPTED = needs("actor.intervention", "scripted")
 _SERVED = Requirement("robot.server", lambda c: bool(c.robot.server))
@@ -45,11 +45,10 @@ class RobotConfig(Group, path="robot."):
     task: str = setting("", "instruction in words, recorded with every episode")
     max_episode_steps: int = setting(120, "time limit T", unit="ticks", least=1)
     server: str = setting("", "HOST[:PORT] of the robot server that moves the robot; empty: this process", acts="")
-    server_keys: str = setting("", "file with this machine's keys for that server", acts="", requires=_SERVED, off="")
-    joints_at: Literal["now", "capture"] = setting(
-        "now", "joints in the state: the newest, or those when the oldest frame was taken", acts="", requires=_SERVED,
-        off="now",
-    )  # fmt: skip
+    server_keys: str = optional("", "file with this machine's keys for that server", acts="", requires=_SERVED)
+    joints_at: Literal["now", "capture"] = optional(
+        "now", "joints in the state: the newest, or those when the oldest frame was taken", acts="", requires=_SERVED
+    )
 
     @property
     def real(self) -> bool:
@@ -277,7 +276,6 @@ class GymConfig(RobotConfig):
 
     @property
     def time_limit(self) -> int:
-        """Return the time limit T in ticks."""
         return self.max_episode_steps if self.max_episode_s is None else ticks_of(self.max_episode_s, self.control_hz)
 
     @property

@@ -5,11 +5,14 @@ The table is the same on every input: a terminal, a page, a pedal, buttons of de
 
 from __future__ import annotations
 
+import collections
 import enum
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from serl_chunk.config.fields import require
 from serl_chunk.console.keys import CTRL_C, NAMED
-from serl_chunk.types import ConfigError
+from serl_chunk.types import ShownRobot
 from serl_chunk_robot.devices.gamepad import NAMES as GAMEPAD
 
 REPEAT = 0.3  # seconds from the newest press of a key in which another one is a repeat
@@ -123,19 +126,15 @@ def bind_keys(changes: Changes | None = None, *, parameter: str = "keys") -> dic
     Raises ConfigError, which names `parameter`, for an unknown action or key, a key of two actions, no key to hold or
     go on, and no key to stop in addition to Esc, which a network may delay.
     """
+    # fmt: off
     names = f"one printable character in lower case, {', '.join(NAMED)}, of a gamepad {', '.join(GAMEPAD)}"
     bound = _bind(KEYS, changes, parameter, _is_key, names)
     typed = {name: action for name, action in bound.items() if name not in GAMEPAD}
     for action in NEEDED:
-        if action not in typed.values():
-            raise ConfigError(
-                f"no key (got {action}='', expected one or more). Give {action} a key", parameter=parameter
-            )
-    if _inputs(Action.STOP, typed) == ["escape"]:
-        raise ConfigError(
-            "stop has Esc alone, which a network may delay (got 'escape', expected another key). Add one, as x",
-            parameter=parameter,
-        )
+        require(action in typed.values(), parameter,
+            f"no key (got {action}='', expected one or more). Give {action} a key")
+    require(_inputs(Action.STOP, typed) != ["escape"], parameter,
+        "stop has Esc alone, which a network may delay (got 'escape', expected another key). Add one, as x")
     return {**bound, CTRL_C: Action.END}
 
 
@@ -145,16 +144,14 @@ def bind_gestures(changes: Changes | None = None, *, parameter: str = "gestures"
     Raises ConfigError, which names `parameter`, for an unknown action or gesture, a gesture of two actions, a gesture
     that clears a stop, and a pedal that stops when it is pressed for one time and moves for another.
     """
+    # fmt: off
     bound = _bind(GESTURES, changes, parameter, GESTURE_NAMES.__contains__, ", ".join(GESTURE_NAMES))
     for name, action in bound.items():
-        if action is Action.CLEAR:
-            raise ConfigError(f"{name} clears a stop, expected a key. Leave clear out", parameter=parameter)
+        require(action is not Action.CLEAR, parameter, f"{name} clears a stop, expected a key. Leave clear out")
         other = bound.get(f"{name}_long")
-        if other is not None and len({action, other} & MOVES) == len({action, other} & STOPS) == 1:
-            raise ConfigError(
-                f"{name} both stops and moves (got {action} and {other}, expected one kind). Choose another pedal",
-                parameter=parameter,
-            )
+        both = other is not None and len({action, other} & MOVES) == len({action, other} & STOPS) == 1
+        require(not both, parameter,
+            f"{name} both stops and moves (got {action} and {other}, expected one kind). Choose another pedal")
     return bound
 
 
@@ -163,33 +160,22 @@ def _is_key(name: str) -> bool:
 
 
 def _bind(
-    usual: Mapping[Action, tuple[str, ...]],
-    changes: Changes | None,
-    parameter: str,
-    valid: Callable[[str], bool],
+    usual: Mapping[Action, tuple[str, ...]], changes: Changes | None, parameter: str, valid: Callable[[str], bool],
     names: str,
-) -> dict[str, Action]:
+) -> dict[str, Action]:  # fmt: skip
+    # fmt: off
     table = dict(usual)
     for text, inputs in (changes or {}).items():
-        if text not in KEYS:
-            raise ConfigError(
-                f"unknown action (got {text!r}, expected one of {', '.join(KEYS)}). Choose one of these",
-                parameter=parameter,
-            )
+        require(text in KEYS, parameter,
+            f"unknown action (got {text!r}, expected one of {', '.join(KEYS)}). Choose one of these")
         table[Action(text)] = tuple(inputs.split() if isinstance(inputs, str) else inputs)
     bound: dict[str, Action] = {}
     for action, inputs in table.items():
         for name in inputs:
-            if not valid(name):
-                raise ConfigError(
-                    f"{action} has an unknown input (got {name!r}, expected {names}). Choose another one",
-                    parameter=parameter,
-                )
-            if name in bound:
-                raise ConfigError(
-                    f"{name!r} is mapped twice (got {bound[name]} and {action}, expected one action). Change one",
-                    parameter=parameter,
-                )
+            require(valid(name), parameter,
+                f"{action} has an unknown input (got {name!r}, expected {names}). Choose another one")
+            require(name not in bound, parameter,
+                f"{name!r} is mapped twice (got {bound.get(name)} and {action}, expected one action). Change one")
             bound[name] = action
     return bound
 
@@ -230,17 +216,75 @@ class Keys:
         return None if begun is not None and action in MOVES else action
 
     def begun(self, now: float) -> Action | None:
-        """Return the action that waits for its second key."""
         return self._begun if now < self._until else None
+
+    def question(self, now: float) -> str:
+        """Return what to press after a first key, as a question to the operator; empty where none was pressed."""
+        if (begun := self.begun(now)) is None:
+            return ""
+        second = shown_inputs(_TWO_STEPS[begun], self.bindings, 1)
+        return f"{MEANING[begun]}? {second} confirms, any other key cancels"
 
     def empty(self) -> None:
         """Forget a first key. Call it at each change of state, for a key typed ahead moves nothing."""
         self._begun = None  # but not the presses: a key that is held must not count again
 
 
-def second_key(action: Action, bindings: Mapping[str, Action]) -> str:
-    """Return what to press after the first key of `action`, as a question to the operator."""
-    return f"{MEANING[action]}? {shown_inputs(_TWO_STEPS[action], bindings, 1)} confirms, any other key cancels"
+BUTTONS = {action.value: action for action in Action}  # a source's keys: one for each action
+
+
+class RequestQueue:
+    """Requested actions until the control loop takes them. Only `put` may be called from other threads.
+
+    Each source is as a keyboard of its own: repeats count once, and two actions need two requests (`Keys`).
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._waiting: collections.deque[tuple[Action, str, float, float, ShownRobot | None]] = collections.deque()
+        self.shown: ShownRobot | None = None  # at the newest action, as its source was shown it
+        self._keys: dict[str, Keys] = {}  # source -> what it pressed
+        self._emptied, self._emptied_at = False, -1.0
+
+    def put(
+        self, action: Action, source: str, now: float, seen: float | None = None, robot: ShownRobot | None = None
+    ) -> None:
+        """Request an action at `now` (monotonic seconds).
+
+        Args:
+            seen: of when the state was that it is requested for, where that is older: what came later than `seen`, a
+                change or a stop, drops it.
+            robot: that was shown to the person who requested it.
+        """
+        self._waiting.append((action, source, now, now if seen is None else seen, robot))
+
+    def actions(self) -> Iterator[Action]:
+        """Yield what was requested since the last call. After `empty`, only stops of this call are left."""
+        self._emptied = False
+        for _ in range(len(self._waiting)):
+            if not self._waiting:  # emptied meanwhile
+                return
+            requested, source, stamp, seen, robot = self._waiting.popleft()
+            if (self._emptied or seen < self._emptied_at) and requested not in STOPS:
+                continue
+            action = self._keys.setdefault(source, Keys(BUTTONS)).press(requested.value, stamp)
+            if action is not None:
+                self.shown = robot
+                yield action
+
+    def empty(self) -> None:
+        """Drop what was requested so far, but for stops. Call it at each change of state."""
+        self._emptied, self._emptied_at = True, self._clock()
+        for keys in self._keys.values():
+            keys.empty()
+        for _ in range(len(self._waiting)):
+            entry = self._waiting.popleft()
+            if entry[0] in STOPS:
+                self._waiting.append(entry)
+
+    def question(self, now: float) -> str:
+        """Return what a source has to confirm; empty where none has begun an action of two requests."""
+        return next(filter(None, (keys.question(now) for keys in self._keys.values())), "")
 
 
 def hints(word: ActorState, bindings: Mapping[str, Action]) -> list[str]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
-from types import TracebackType
+from collections.abc import Iterator, Mapping
 
-from serl_chunk.console.bindings import STOPS, Action, Keys, help_table, hints, second_key
+from serl_chunk.console.bindings import STOPS, Action, Keys, help_table, hints
 from serl_chunk.console.terminal import CLOSED, Terminal, is_usable
 from serl_chunk.console.view import ConsoleState, lines, plain, rings
 from serl_chunk.types import ShownRobot
@@ -23,25 +22,14 @@ class OperatorConsole:
 
     Without a terminal there are no keys, and each change of the state is a line of the log. Use it as a context.
 
-    Args:
-        keys, gestures: of `bind_keys` and `bind_gestures`; the second are shown only.
-        source, target: descriptors of the terminal.
-        clock: monotonic seconds.
-
-    Raises:
-        OSError: the terminal has gone.
+    `gestures` are shown only; `source` and `target` are descriptors of the terminal. Raises OSError: it has gone.
     """
 
     def __init__(
-        self,
-        keys: Mapping[str, Action] | None = None,
-        gestures: Mapping[str, Action] | None = None,
-        *,
-        source: int = 0,
-        target: int = 1,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._keys, self._gestures, self._clock = Keys(keys), gestures, clock
+        self, keys: Mapping[str, Action] | None = None, gestures: Mapping[str, Action] | None = None,
+        *, source: int = 0, target: int = 1,
+    ) -> None:  # fmt: skip
+        self._keys, self._gestures = Keys(keys), gestures
         self._stops = {name for name, action in self._keys.bindings.items() if action in STOPS}
         self._before: ConsoleState | None = None
         self._help = self._emptied = False
@@ -52,9 +40,7 @@ class OperatorConsole:
     def __enter__(self) -> OperatorConsole:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def actions(self) -> Iterator[Action]:
@@ -86,9 +72,7 @@ class OperatorConsole:
 
     def show(self, state: ConsoleState) -> None:
         """Show the state, and ring where it needs attention. The question of a first key comes before the state's."""
-        begun = self._keys.begun(self._clock())
-        if begun is not None:
-            state = state._replace(question=second_key(begun, self._keys.bindings))
+        state = state._replace(question=self._keys.question(time.monotonic()) or state.question)
         before, self._before = self._before, state
         if self.terminal is None:
             if text := plain(state, before):

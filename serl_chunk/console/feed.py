@@ -7,7 +7,7 @@ again, as records are.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -74,21 +74,15 @@ class Ring(Generic[Row]):
 
 
 class LiveFeed:
-    """Ticks, decisions and camera frames of a running control loop.
+    """Ticks, decisions and camera frames of a running control loop."""
 
-    Args:
-        clock: monotonic seconds.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self.episode, self.episode_id = 0, ""
         self.ticks, self.plans = Ring[Tick](TICKS), Ring[Planned](DECISIONS)
         self.frames: dict[str, Frame] = {}  # camera -> frame; a new dictionary for each change
         self.tick_at = 0.0  # monotonic seconds of the newest tick
 
     def begin(self, begin: Begin) -> None:
-        """Note a new episode."""
         self.episode_id = begin.episode_id
         self.episode += 1
 
@@ -97,8 +91,7 @@ class LiveFeed:
         self.plans.put(Planned(self.episode, tick, actions, record))
 
     def step(self, step: Step, frame_numbers: Mapping[str, int]) -> None:
-        """Note an executed tick, with the frames that were read on it."""
-        now = self._clock()
+        now = time.monotonic()
         self.tick_at = now
         self.ticks.put(
             Tick(

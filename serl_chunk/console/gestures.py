@@ -4,26 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
 
 from serl_chunk.console.bindings import MOVES, REPEAT, STOPS, Action, bind_gestures
+from serl_chunk_robot.devices.base import KeyEvent
 
 LONG = 1.0  # seconds of a long press
 LATE = (
     0.5  # seconds after which an event counts for stops alone: it comes from another machine, or the loop stood still
 )
 CLOSED, OPENED = 0.1, 0.3  # positions of a leader's gripper (0 closed, 1 open) from which it counts as such
-
-
-class KeyEvent(Protocol):
-    """A key of a pedal that was pressed or released at `stamp`, in monotonic seconds."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def pressed(self) -> bool: ...
-    @property
-    def stamp(self) -> float: ...
 
 
 class Gestures:
@@ -33,10 +22,6 @@ class Gestures:
     has no long one. A long press counts once, after `LONG` seconds. Another press of a pedal within `REPEAT` seconds is
     a bounce, unless it stops. Buttons and grippers count after they were seen released. A press from before the last
     `empty` counts for stops alone, and one older than `LATE` for nothing that moves.
-
-    Args:
-        bindings: of `bind_gestures`.
-        clock: monotonic seconds, that of the events' stamps.
     """
 
     def __init__(

@@ -50,7 +50,6 @@ class Decoder:
         self.reset()
 
     def reset(self) -> None:
-        """Forget what was begun."""
         self._state, self._since = _State.GROUND, 0.0
         self._reported = False  # whether the Esc of state ESCAPE was a key already
         self._paste = False
@@ -104,7 +103,7 @@ class Decoder:
             self._character()
         self._utf8 = 0
         if self._state is _State.GROUND:
-            return _key(byte)
+            return _BY_BYTE.get(byte) or (chr(byte).lower() if 0x20 < byte < 0x7F else None)
         self._continue(byte)
         return None
 
@@ -113,7 +112,6 @@ class Decoder:
         self._parameters.clear()
 
     def _continue(self, byte: int) -> None:
-        """Take one more ASCII byte of a sequence."""
         state = self._state
         if state is _State.ESCAPE:
             self._enter(_AFTER_ESCAPE.get(byte, _State.GROUND))  # most often Alt and a key
@@ -162,14 +160,6 @@ class Decoder:
         elif control:  # begins anew, wherever it comes
             self._enter(_AFTER_ESCAPE.get(byte - 0x40, _State.GROUND))
         elif self._state is _State.ESCAPE:  # Alt and a character
-            self._enter_character()
-
-    def _enter_character(self) -> None:
-        rest = self._utf8
-        self._enter(_State.GROUND)
-        self._utf8 = rest
-
-
-def _key(byte: int) -> str | None:
-    name = _BY_BYTE.get(byte)
-    return name or (chr(byte).lower() if 0x20 < byte < 0x7F else None)
+            rest = self._utf8
+            self._enter(_State.GROUND)
+            self._utf8 = rest

@@ -26,15 +26,11 @@ class Screen:
     """Lines that scroll, and the newest frame below them.
 
     No method waits for the terminal. Frames that come faster than the terminal takes them, or than `PERIOD`, are never
-    drawn; the drawing itself also happens on the thread.
-
-    Args:
-        descriptor: of a terminal, which stays open.
-        on_error: called once, on the thread, when the terminal refuses to be written to; nothing is written after it.
+    drawn; the drawing itself also happens on the thread. The descriptor stays open.
     """
 
-    def __init__(self, descriptor: int, on_error: Callable[[Exception], None] | None = None) -> None:
-        self._descriptor, self._on_error = descriptor, on_error
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
         self._changed = threading.Condition()  # reentrant: a signal's handler may close it
         self._lines: collections.deque[str] = collections.deque()
         self._dropped = 0
@@ -56,7 +52,6 @@ class Screen:
             self._changed.notify_all()
 
     def line(self, text: str) -> None:
-        """Add lines above the frame."""
         with self._changed:
             self._lines.extend(text.split("\n"))
             while len(self._lines) > LINES:
@@ -65,7 +60,6 @@ class Screen:
             self._changed.notify_all()
 
     def bell(self) -> None:
-        """Ring the terminal's bell, with the next frame."""
         with self._changed:
             self._bell = True
             self._changed.notify_all()
@@ -107,9 +101,8 @@ class Screen:
                     return
                 with self._changed:
                     self._changed.wait_for(lambda: self._closing, PERIOD)
-        except OSError as error:  # EIO of a closed terminal, a descriptor that was closed
-            if self._on_error is not None:
-                self._on_error(error)
+        except OSError:  # EIO of a closed terminal, a descriptor that was closed: nothing is written any more
+            pass
 
     def _update(self, frame: list[str], lines: list[str], size: tuple[int, int]) -> str:
         """Return what turns the screen into `frame`, with `lines` above it."""

@@ -11,7 +11,6 @@ import termios
 import threading
 import time
 from collections.abc import Collection
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from serl_chunk.console.keys import Decoder
@@ -54,11 +53,7 @@ class Terminal:
     The terminal is restored by `close`, at the interpreter's end, and by SIGTERM and SIGHUP where nothing handles them.
     A process that ends without unwinding, as by `os._exit`, must call `close` itself. It may be called from any thread.
 
-    Args:
-        source, target: descriptors of `is_usable`; they stay open.
-
-    Raises:
-        OSError: the terminal has gone.
+    The descriptors are those of `is_usable`, and stay open. Raises OSError: the terminal has gone.
     """
 
     def __init__(self, source: int = 0, target: int = 1) -> None:
@@ -84,13 +79,10 @@ class Terminal:
     def __enter__(self) -> Terminal:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def read(self) -> list[Key]:
-        """Return the keys since the last call, without waiting."""
         with self._lock:
             keys, self._keys = self._keys, []
         return keys

@@ -89,17 +89,10 @@ def lines(state: ConsoleState, columns: int, rows: int, keys: Sequence[str] = ()
     """
     countdown = _seconds(state)
     alarm = [_line(columns, (part, _UNCONFIRMED)) for part in textwrap.wrap(state.alarm, columns)]
-    notes = []
-    if countdown is not None:
-        notes.append(_line(columns, (f"The robot moves in {countdown} s.", _BOLD)))
-    if held := held_for(state):
-        notes.append(_line(columns, (held, _BOLD)))
-    if state.notice:
-        notes.append(_line(columns, (state.notice, _ALARM)))
-    if state.question:
-        notes.append(_line(columns, (state.question, _QUESTION)))
-    if state.progress:
-        notes.append(_line(columns, (state.progress, _BOLD)))
+    moves = "" if countdown is None else f"The robot moves in {countdown} s."
+    texts = ((moves, _BOLD), (held_for(state), _BOLD), (state.notice, _ALARM), (state.question, _QUESTION),
+             (state.progress, _BOLD))  # fmt: skip
+    notes = [_line(columns, each) for each in texts if each[0]]
     notes += [""] * bool(notes)
     table, hints = _table(state, columns), ["", *_hints(tuple(keys), columns)] if keys else []
     word = [*alarm, *_big_word(state.word, countdown, columns)]
@@ -126,12 +119,9 @@ def plain(state: ConsoleState, before: ConsoleState | None = None) -> str:
         "policy_version": state.policy_version,
         "unacknowledged": state.unacknowledged,
     }
-    texts = (f"{name}={_quoted(str(value))}" for name, value in values.items() if value not in (None, ""))
-    return f"console: {' '.join(texts)}"
-
-
-def _quoted(text: str) -> str:
-    return text if text.isprintable() and " " not in text else repr(text)
+    texts = ((name, str(value)) for name, value in values.items() if value not in (None, ""))
+    quoted = (f"{name}={t if t.isprintable() and ' ' not in t else repr(t)}" for name, t in texts)
+    return f"console: {' '.join(quoted)}"
 
 
 def rings(state: ConsoleState, before: ConsoleState | None = None) -> bool:
@@ -140,15 +130,8 @@ def rings(state: ConsoleState, before: ConsoleState | None = None) -> bool:
     """
     seconds, earlier = _seconds(state), None if before is None else _seconds(before)
     changed = before is None or state.word != before.word
-    asks = any(
-        now and (before is None or now != then)
-        for now, then in (
-            (state.question, before and before.question),
-            (state.notice, before and before.notice),
-            (state.alarm, before and before.alarm),
-        )
-    )
-    return (seconds is not None and seconds != earlier) or (changed and state.word in RINGS) or asks
+    news = (getattr(state, name) not in ("", getattr(before, name, "")) for name in ("question", "notice", "alarm"))
+    return (seconds is not None and seconds != earlier) or (changed and state.word in RINGS) or any(news)
 
 
 def held_for(state: ConsoleState) -> str:

@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from serl_chunk.config.devices import LEADERS, DeviceConfig
 from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.config.operator import changes
+from serl_chunk.config.operator import LEADERS, DeviceConfig, changes
 from serl_chunk.devices.arm_control import ArmControl, Gripper, JointArm, LeaderArm, TwistArm
 from serl_chunk.devices.human import HumanIntervention, Thresholds
 from serl_chunk.devices.leader_requests import LeaderDrives

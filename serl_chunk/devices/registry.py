@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from serl_chunk.config.devices import DEVICES
 from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.operator import DEVICES
 from serl_chunk.robots.base import InterventionSource, RobotEnv
 from serl_chunk.types import ConfigError
 
 
 def make_intervention(source: str, env: RobotEnv, config: ExperimentConfig | None = None) -> InterventionSource | None:
     """Return the intervention source `none`, `scripted` (from `env.make_scripted_human()`), a device of a human
-    operator (`config.devices.DEVICES`, as `config.device` describes it) or the path of a recorded one.
+    operator (`config.operator.DEVICES`, as `config.device` describes it) or the path of a recorded one.
 
     Raises ConfigError for another one, or without a scripted human, DataError where the file is no such recording, and
     DeviceError for a device that cannot be opened.

@@ -14,6 +14,7 @@ import numpy as np
 
 from serl_chunk.agents.base import Agent
 from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.fields import require
 from serl_chunk.evaluation import rollouts
 from serl_chunk.io import os_reason
 from serl_chunk.learner.learner import Learner
@@ -54,8 +55,7 @@ class OwnEvaluation:
     def _check_camera(self) -> None:
         name, parameter = self._env.robot_spec.name, "learner.video_episodes"
         got = f"got {self._config.learner.video_episodes}, expected 0"
-        if not self._env.robot_spec.cameras:
-            raise ConfigError(f"robot {name!r} has no camera to film with ({got})", parameter=parameter)
+        require(bool(self._env.robot_spec.cameras), parameter, f"robot {name!r} has no camera to film with ({got})")
         try:
             self._env.reset(seed=rollouts.EVAL_SEED_BASE)
             self._env.read_images()
@@ -80,8 +80,9 @@ class OwnEvaluation:
 
         try:
             with _random_state_kept():
-                result = rollouts.evaluate_snapshot(
-                    self._env, self._agent, learner.preprocess, snapshot, self._config, n=c.eval_episodes,
+                policy = rollouts.policy_of(self._env, self._agent, learner.preprocess, snapshot, self._config)
+                result = rollouts.evaluate(
+                    self._env, policy, self._config, n=c.eval_episodes,
                     deterministic=c.eval_mode == "mean", stop=watch, filmed=c.video_episodes,
                     save_video=videos if c.video_episodes else None,
                 )  # fmt: skip

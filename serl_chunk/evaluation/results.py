@@ -92,7 +92,6 @@ class EvalResult(RolloutStats):
     """Number of each of `summaries` among the episodes of all policies that were evaluated in turns."""
 
     def add(self, episode: EpisodeSummary, turn: int) -> None:
-        """Count an episode, the `turn`-th of all policies'."""
         self.merge(episode)
         self.summaries.append(episode)
         self.turns.append(turn)
@@ -123,17 +122,12 @@ class EvalResult(RolloutStats):
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "success_rate": self.success_rate,
-            "n": self.episodes,
-            "successes": self.successes,
-            **self.figures(),
-            "seed_base": self.seed_base,
-            "starts_repeat": self.starts_repeat,
-            "policy_version": self.policy_version,
+            "success_rate": self.success_rate, "n": self.episodes, "successes": self.successes, **self.figures(),
+            "seed_base": self.seed_base, "starts_repeat": self.starts_repeat, "policy_version": self.policy_version,
             "episodes": [_fields(e) for e in self.summaries],
             **({"repeated": [_fields(e) for e in self.repeated]} if self.repeated else {}),
             **({"interrupted": True} if self.interrupted else {}),
-        }
+        }  # fmt: skip
 
     def __str__(self) -> str:
         low, high = self.interval
@@ -151,20 +145,6 @@ def difference_of(results: Sequence[EvalResult]) -> Difference | None:
     return paired_difference(*(np.array([x[seed] for seed in seeds]) for x in (first, second)))
 
 
-def _spreads(results: Sequence[EvalResult]) -> list[str]:
-    """Return a line for each policy of which three checkpoints or more were evaluated."""
-    of: dict[str, list[float]] = {}
-    for r in results:
-        of.setdefault(f"{r.mode} policy{f', {r.arm}' if r.arm else ''}", []).append(r.success_rate)
-    return [f"{policy}: {format_spread(rates)}" for policy, rates in of.items() if len(rates) > 2]
-
-
-def _names(first: EvalResult, second: EvalResult) -> tuple[Any, Any]:
-    """Return what distinguishes two results: their modes, versions or arms."""
-    pairs = ((first.mode, second.mode), (first.policy_version, second.policy_version), (first.arm, second.arm))
-    return next(((a, b) for a, b in pairs if a != b), pairs[0])
-
-
 def results_table(results: Sequence[EvalResult]) -> rich.table.Table:
     """Build a table for a terminal with one row per result; below it the difference of two, or how many spread."""
     human = sum(r.human_ticks for r in results)
@@ -178,20 +158,22 @@ def results_table(results: Sequence[EvalResult]) -> rich.table.Table:
         table.add_column(column, justify="left" if column == "policy" else "right")
     for r in results:
         table.add_row(
-            f"{r.mode} (version {r.policy_version}{f', {r.arm}' if r.arm else ''})",
-            f"{100 * r.success_rate:.1f} %",
-            f"{100 * r.interval.low:.1f} .. {100 * r.interval.high:.1f} %",
-            str(r.episodes),
-            "-" if r.mean_time_s is None else f"{r.mean_time_s:.2f} s",
-            f"{r.mean_length:.1f} ticks",
+            f"{r.mode} (version {r.policy_version}{f', {r.arm}' if r.arm else ''})", f"{100 * r.success_rate:.1f} %",
+            f"{100 * r.interval.low:.1f} .. {100 * r.interval.high:.1f} %", str(r.episodes),
+            "-" if r.mean_time_s is None else f"{r.mean_time_s:.2f} s", f"{r.mean_length:.1f} ticks",
             *[f"{r.starved_ticks} ticks"] * starved,
-        )
+        )  # fmt: skip
     if (difference := difference_of(results)) is not None:
         mean, low, high = (100 * x for x in difference)
-        one, other = _names(*results)
+        pairs = [(getattr(results[0], n), getattr(results[1], n)) for n in ("mode", "policy_version", "arm")]
+        one, other = next((pair for pair in pairs if pair[0] != pair[1]), pairs[0])
         table.caption = f"{other} against {one}, paired: {mean:+.1f} % (95 % interval {low:+.1f} .. {high:+.1f} %)"
-    elif lines := _spreads(results):
-        table.caption = "\n".join(lines)
+    else:  # a line for each policy of which three checkpoints or more were evaluated
+        of: dict[str, list[float]] = {}
+        for r in results:
+            of.setdefault(f"{r.mode} policy{f', {r.arm}' if r.arm else ''}", []).append(r.success_rate)
+        lines = [f"{policy}: {format_spread(rates)}" for policy, rates in of.items() if len(rates) > 2]
+        table.caption = "\n".join(lines) or None
     return table
 
 

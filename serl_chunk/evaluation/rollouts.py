@@ -6,37 +6,37 @@ import contextlib
 import dataclasses
 import itertools
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from serl_chunk.actor.clock import Clock
 from serl_chunk.actor.episode import EpisodeRunner
-from serl_chunk.actor.policy import ActingAgent, ChunkPolicy, Policy
-from serl_chunk.actor.policy_wait import no_stop
+from serl_chunk.actor.policy import ChunkPolicy, Policy, no_stop
 from serl_chunk.actor.recorder import NullSink
 from serl_chunk.actor.stats import EpisodeSummary
+from serl_chunk.agents.base import Agent
 from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.fields import require
+from serl_chunk.console.bindings import ActorState
+from serl_chunk.console.view import Obstacle
 from serl_chunk.data.preprocess import Preprocess
-from serl_chunk.evaluation.operator import EvaluationOperator, SingleIntervention
 from serl_chunk.evaluation.results import INTERVENTION, EvalResult
+from serl_chunk.operator.operator import Operator
 from serl_chunk.outcomes.judge import OPERATOR
 from serl_chunk.robots.base import InterventionSource, RobotEnv
-from serl_chunk.types import IMAGE_PREFIX, STATE, ConfigError, Outcome, Snapshot, Source, Step
+from serl_chunk.types import IMAGE_PREFIX, STATE, Amend, Outcome, Snapshot, Source, Step
 from serl_chunk.viz.video import EpisodeVideo
 
 logger = logging.getLogger(__name__)
 
 EVAL_SEED_BASE = 1_000_000  # start states of reported figures
 VALIDATION_SEED_BASE = 2_000_000  # start states that checkpoints are chosen on; training's are above 3,000,000
-
-
 FAULT_REPEATS = 2  # of an episode that the robot ended by a fault; after that it counts as a failure
-
-
 STATE_TOLERANCE = 1e-4  # of a state's number, absolute and relative: a simulator's rounding is less
 FRAME_TOLERANCE = 16  # levels of 0..255 of any pixel: a renderer's noise is less, an object in another place more
 
@@ -89,6 +89,76 @@ class _Film(NullSink):
         images = self._images.pop(record.tick, None)
         if self.video is not None and images is not None:
             self.video.add(images, human=record.source is Source.HUMAN)
+
+
+POLL_SECONDS = 0.02  # between looks at the keys while a label is waited for
+UNJUDGED = Obstacle("the episode has no outcome", "press s or f; Backspace or r does it again")
+FAILED = Obstacle("a human intervened: a failure", "press f to go on; Backspace or r does it again")
+
+
+class EvaluationOperator:
+    """What the operator decides of the episodes of an evaluation.
+
+    An episode that ended without an outcome waits for a label before the next reset: the robot stands in HOLD, and
+    nothing else waits. A discarded episode is done again at once, and one whose label was undone after the episode
+    under way.
+    """
+
+    def __init__(self, wait: Callable[[float], object] = time.sleep) -> None:
+        self.operator: Operator | None = None
+        """Set once its console is open; it sends its corrections to `amend`. None: unjudged episodes are failures."""
+        self._wait = wait
+        self._undone: set[str] = set()
+
+    @property
+    def quits(self) -> bool:
+        """Whether the evaluation is to end after the episode under way."""
+        return self.operator is not None and self.operator.quits
+
+    def amend(self, amend: Amend) -> None:
+        self._undone.add(amend.episode_id)
+
+    def undone(self, *, last: bool = False) -> set[str]:
+        """Return the episodes whose labels were undone, or that were discarded later, since the last call.
+
+        `last`: no episode follows, which would make a discard final.
+        """
+        if last and self.operator is not None:
+            self.operator.send_pending()
+        undone, self._undone = self._undone, set()
+        return undone
+
+    def settle(
+        self, summary: EpisodeSummary, episode_id: str, over: Callable[[], object], idle: Callable[[], None]
+    ) -> EpisodeSummary | None:
+        """Return an episode with its outcome, for which it waits where there is none; None: it is to be done again.
+
+        Args:
+            over: what is no longer None where the evaluation was ended, which ends the wait.
+            idle: called while it waits (`RobotEnv.idle`).
+        """
+        operator = self.operator
+        if operator is None or summary.fault:
+            return summary
+        labels = operator.labels
+        intervened = summary.ended_by == INTERVENTION
+        if intervened or summary.outcome is Outcome.UNKNOWN:
+            label: Outcome | None = None
+            while label is None and not (labels.discards_last or labels.repeats):
+                if over() is not None:
+                    return None
+                idle()
+                labels.ask()
+                operator.poll(ActorState.HOLD, FAILED if intervened else UNJUDGED)
+                label = labels.answer()
+                self._wait(POLL_SECONDS)
+            if label is not None and not intervened:
+                summary = summary.judged(label, OPERATOR)
+        if labels.discards_last or labels.repeats:
+            operator.send_pending()  # that it is done again cannot be undone
+            self._undone.discard(episode_id)
+            return None
+        return summary
 
 
 class Entry(NamedTuple):
@@ -144,21 +214,14 @@ def evaluate_in_turns(
     Args:
         intervention: of a human who may take the robot over; letting it go ends the episode.
         operator: labels what nothing else judged, and has episodes done again.
-
-    Returns:
-        A result for each entry.
     """
-    if n < 1:
-        raise ConfigError(f"must be at least 1 episode, got {n}", parameter="n")
-    if any(e.videos is not None for e in entries) and not env.robot_spec.cameras:
-        raise ConfigError(
-            f"robot {env.robot_spec.name!r} has no camera to film with. Evaluate without films", parameter="save_video"
-        )
+    require(n >= 1, "n", f"must be at least 1 episode, got {n}")
+    require(bool(env.robot_spec.cameras) or all(e.videos is None for e in entries), "save_video",
+        f"robot {env.robot_spec.name!r} has no camera to film with. Evaluate without films")  # fmt: skip
     _compare_starts(env, config, seed_base, entries[0].policy.image_keys)
     # It limits how much an operator helps a policy in training. For safety a human may act here at any time.
     config = dataclasses.replace(config, actor=config.actor.without_human_limit())
     operator = operator or EvaluationOperator()
-    human = None if intervention is None else SingleIntervention(intervention)
     drawn = np.random.default_rng(config.seed)
     turns = [(i, int(k)) for i in range(n) for k in drawn.permutation(len(entries))]
     left = deque(range(len(turns)))
@@ -169,7 +232,7 @@ def evaluate_in_turns(
             left.appendleft(again)
 
     with contextlib.ExitStack() as stack:
-        players = [_Player(env, e, config, seed_base, clock, stop, human, operator) for e in entries]
+        players = [_Player(env, e, config, seed_base, clock, stop, intervention, operator) for e in entries]
         for player in players:
             stack.callback(player.close)
         results = [player.result for player in players]
@@ -196,24 +259,21 @@ class _Player:
 
     def __init__(
         self, env: RobotEnv, entry: Entry, config: ExperimentConfig, seed_base: int, clock: Clock | None,
-        stop: Callable[[], str | None], human: SingleIntervention | None, operator: EvaluationOperator,
+        stop: Callable[[], str | None], human: InterventionSource | None, operator: EvaluationOperator,
     ) -> None:  # fmt: skip
         self.entry, self._env, self._seed_base = entry, env, seed_base
-        self._human, self._stop, self._operator = human, stop, operator
+        self._stop, self._operator = stop, operator
         self._film = _Film(env)
         self._runner = EpisodeRunner(
-            env, entry.policy, self._film, config=config, clock=clock, stop=self._ends, intervention=human,
+            env, entry.policy, self._film, config=config, clock=clock, intervention=human,
+            stop=lambda: INTERVENTION if self._runner.interventions.released else stop(),
             observer=None if entry.videos is None else self._film.observe, operator=operator.operator,
         )  # fmt: skip
         mode: Literal["mean", "sampled"] = "mean" if entry.deterministic else "sampled"
         self.result = EvalResult(
-            mode=mode,
-            arm=entry.arm,
-            seed_base=seed_base,
-            policy_version=entry.policy.version,
-            tick_seconds=env.robot_spec.dt,
-            starts_repeat=env.starts_repeat,
-        )
+            mode=mode, arm=entry.arm, seed_base=seed_base, policy_version=entry.policy.version,
+            tick_seconds=env.robot_spec.dt, starts_repeat=env.starts_repeat,
+        )  # fmt: skip
 
     def close(self) -> None:
         self._drop_film()
@@ -226,8 +286,7 @@ class _Player:
             if (videos := self.entry.videos) is not None and film:
                 self._film.video = EpisodeVideo(videos / f"{name}.mp4", self._env.robot_spec.control_hz)
             episode_id = f"evaluation-{turn:06d}-{attempt}"
-            if self._human is not None:
-                self._human.over = False  # else the intervention of the episode before ends this one's reset
+            self._runner.interventions.released = False  # else that of the episode before ends this one's reset
             summary = self._runner.run_episode(
                 self._seed_base + i, explore=not self.entry.deterministic, episode_id=episode_id, arm=self.entry.arm
             )
@@ -264,22 +323,11 @@ class _Player:
             self._film.video.discard()
             self._film.video = None
 
-    def _ends(self) -> str | None:
-        return INTERVENTION if self._human is not None and self._human.over else self._stop()
-
 
 def policy_of(
-    env: RobotEnv, agent: ActingAgent, preprocess: Preprocess, snapshot: Snapshot, config: ExperimentConfig
+    env: RobotEnv, agent: Agent, preprocess: Preprocess, snapshot: Snapshot, config: ExperimentConfig
 ) -> ChunkPolicy:
     """Return the policy of a snapshot. Its noise depends on `config.seed` alone."""
     policy = ChunkPolicy(agent, preprocess, env.robot_spec, seed=config.seed + 1)
     policy.swap(snapshot)
     return policy
-
-
-def evaluate_snapshot(
-    env: RobotEnv, agent: ActingAgent, preprocess: Preprocess, snapshot: Snapshot, config: ExperimentConfig,
-    **options: Any,
-) -> EvalResult:  # fmt: skip
-    """Evaluate the policy of a snapshot; `options` as of `evaluate`."""
-    return evaluate(env, policy_of(env, agent, preprocess, snapshot, config), config, **options)

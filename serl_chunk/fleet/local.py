@@ -66,15 +66,12 @@ def run_both(arguments: Sequence[str], *, pin: bool, ip: str, program: Sequence[
 
 
 class _Pair:
-    """A learner process and an actor process."""
-
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._stopping = False
 
     def start(self, name: str, command: list[str], cores: set[int] | None) -> None:
-        """Start one process, unless a signal came before."""
         if self._stopping:
             return
         environment = os.environ | {"PYTHONUNBUFFERED": "1"}
@@ -100,14 +97,12 @@ class _Pair:
             child.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill the processes that still run."""
         for child in self._children.values():
             if child.poll() is None:
                 child.kill()
             child.wait()
 
     def watch(self) -> int:
-        """Wait for the end of both processes; returns the exit status of the pair."""
         first = ""  # the process that failed before the other
         deadline = 0.0  # for an actor whose learner is done
         while any(c.poll() is None for c in self._children.values()):

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from serl_chunk.config.agents.base import AgentConfig
-from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.config.learner import LearnerConfig
+from serl_chunk.config.experiment import ExperimentConfig, LearnerConfig
 from serl_chunk.config.robots import OgbenchConfig, RobotConfig
 from serl_chunk.data.demos import DemoSet, NoDemosFoundError, find_demos, load_demos
 from serl_chunk.data.formats.ogbench import OgbenchSource

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from serl_chunk.config.learner import LearnerConfig
+from serl_chunk.config.experiment import LearnerConfig
 from serl_chunk.types import Snapshot
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import numpy as np
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.demos import short_digest
 from serl_chunk.data.normalise.normaliser import Normaliser
-from serl_chunk.io import WaitLog, format_bytes
+from serl_chunk.io import Waiting, format_bytes
 from serl_chunk.learner.schedule import StepShares
 from serl_chunk.replay.episode import EpisodeStats
 from serl_chunk.replay.partitions import Added
@@ -296,7 +296,7 @@ class LearnerService(ServerHandler):
         self._requests = AmendRequests(run.path, self.server.correct)
         self._next_check = self._next_push = self._lonely_since = 0.0
         self._pushed = 0  # updates of which lockstep actors have the allowance
-        self._no_actor = WaitLog(logger, float("inf"))
+        self._no_actor = Waiting(logger, float("inf"))
 
     def attach(self, learner: Learner) -> None:
         """Put the journal back into the learner's replay, then let actors in."""
@@ -395,13 +395,11 @@ class LearnerService(ServerHandler):
 
     def _stored(self, store: RecordStore) -> Iterator[tuple[int, str, Record | None]]:
         """The journal's records, with progress lines: tens of gigabytes take a while."""
-        shown = time.monotonic()
+        lines = Waiting(logger, JOURNAL_PERIOD, late=JOURNAL_PERIOD)
         for stored in store.replay():
             if stored.delivered:
                 yield stored.number, f"{stored.actor_id}/{stored.session}", stored.record
-            if time.monotonic() - shown > JOURNAL_PERIOD:
-                shown = time.monotonic()
-                logger.info(f"reading the journal: entry {stored.number:,} of {store.journal.next:,}")
+            lines.log(f"reading the journal: entry {stored.number:,} of {store.journal.next:,}")
 
 
 def welcome_of(learner: Learner) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

@@ -32,7 +32,6 @@ class Approval:
     Args:
         permit: of the robot to move, which a new proposal takes away.
         stopped: whether the robot is stopped, and might be moved by hand.
-        key: that goes on.
     """
 
     def __init__(self, permit: Permit, stopped: Callable[[], bool], key: str) -> None:
@@ -126,7 +125,6 @@ class ApprovedPlanner(RealtimePlanner):
                 self._approval.propose(decision, self._approved[decision.version] + 1)
 
     def _execute(self, decision: Decision, tick: int, observe: Callable[[], Observation]) -> None:
-        """Let the chunk begin now: the robot stands where it was planned."""
         self._waiting = self._held_from = None
         self._approval.withdraw()
         self._approved[decision.version] += 1

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from serl_chunk.console.bindings import STOPS, Action, Keys, second_key
-from serl_chunk.console.gestures import Gestures, KeyEvent
+from serl_chunk.console.bindings import STOPS, Action, Keys
+from serl_chunk.console.gestures import Gestures
 from serl_chunk.console.keys import CTRL_C
 from serl_chunk.console.view import Obstacle
 from serl_chunk.devices.leader_requests import LeaderDrives
+from serl_chunk.devices.robot_hosted import RemotePedal
 from serl_chunk.robots.base import DeviceActivity, InterventionSource
+from serl_chunk_robot.devices.base import KeyEvent
+from serl_chunk_robot.devices.evdev_keys import FootPedal
 
 _CTRL = frozenset({"leftctrl", "rightctrl"})
 _MODIFIERS = _CTRL | {"leftalt", "rightalt", "leftmeta", "rightmeta"}
@@ -22,80 +24,47 @@ _CHARACTERS = {
 """Keys of a keyboard -> their names at a terminal."""
 
 
-class Pedal(Protocol):
-    """A foot pedal, as serl_chunk_robot.devices.evdev_keys.FootPedal."""
-
-    name: str
-
-    def read(self) -> _Alive: ...
-
-    def keys(self) -> Sequence[KeyEvent]: ...
+Pedal = FootPedal | RemotePedal
 
 
-class _Alive(Protocol):
-    @property
-    def alive(self) -> bool: ...
-
-
-def untaken(action: Action) -> bool:
-    """Leave every action to the operator."""
-    return False
-
-
-class _DeviceKeys:
+class _DeviceKeys(Keys):
     """Keys of a keyboard that moves the robot, under the rules of a terminal's.
 
     With Ctrl, Alt or Meta a key does nothing, as at a terminal, but for Ctrl-C and what stops.
     """
 
     def __init__(self, bindings: Mapping[str, Action] | None) -> None:
-        self._keys = Keys(bindings)
+        super().__init__(bindings)
         self._held: set[str] = set()  # of the modifiers
 
     def update(self, events: Iterable[KeyEvent]) -> list[Action]:
-        actions = [self._pressed(event) for event in events]
+        actions = [self._typed(event) for event in events]
         return [action for action in actions if action is not None]
 
-    def _pressed(self, event: KeyEvent) -> Action | None:
+    def _typed(self, event: KeyEvent) -> Action | None:
         name = _CHARACTERS.get(event.name, event.name)
         if name in _MODIFIERS:
             self._held = self._held | {name} if event.pressed else self._held - {name}
         elif event.pressed:
             if self._held & _CTRL and name == "c":
                 name = CTRL_C
-            if not self._held or self._keys.bindings.get(name) in STOPS:
-                return self._keys.press(name, event.stamp)
+            if not self._held or self.bindings.get(name) in STOPS:
+                return self.press(name, event.stamp)
         return None
 
     def release(self) -> None:
         """Forget modifiers that are held: a lost device does not report that they are released."""
         self._held.clear()
 
-    def question(self, now: float) -> str:
-        begun = self._keys.begun(now)
-        return "" if begun is None else second_key(begun, self._keys.bindings)
-
-    def empty(self) -> None:
-        self._keys.empty()
-
 
 class OperatorDevices:
-    """The devices of one operator. No method waits.
-
-    Args:
-        bindings: of `bind_gestures`.
-        pedal: None without one.
-        clock: monotonic seconds, that of the pedal's events.
-        takes: called with each action; True where it has another meaning, and is not the operator's.
-        keys: of `bind_keys`, for devices with keys that move nothing.
-    """
+    """The devices of one operator. No method waits. `keys`: for devices with keys that move nothing."""
 
     def __init__(
         self, bindings: Mapping[str, Action] | None = None, pedal: Pedal | None = None,
-        clock: Callable[[], float] = time.monotonic, takes: Callable[[Action], bool] = untaken,
-        keys: Mapping[str, Action] | None = None,
+        clock: Callable[[], float] = time.monotonic, keys: Mapping[str, Action] | None = None,
     ) -> None:  # fmt: skip
-        self._gestures, self._pedal, self._takes = Gestures(bindings, clock=clock), pedal, takes
+        self._gestures, self._pedal = Gestures(bindings, clock=clock), pedal
         self._keys = _DeviceKeys(keys)
         self._source: InterventionSource | None = None
         self._hands = DeviceActivity()
@@ -113,7 +82,6 @@ class OperatorDevices:
             self.empty()
 
     def look(self) -> None:
-        """Take in what the devices do."""
         hands = getattr(self._source, "hands", None)
         self._hands = DeviceActivity() if hands is None else hands()
         self._pedal_lost = self._pedal is not None and not self._pedal.read().alive
@@ -127,9 +95,7 @@ class OperatorDevices:
     def actions(self) -> Iterator[Action]:
         """Yield what was requested up to the last look. After `empty`, only stops are left."""
         while self._actions:
-            action = self._actions.pop(0)
-            if not self._takes(action):
-                yield action
+            yield self._actions.pop(0)
 
     def empty(self) -> None:
         """Drop what was requested and begun, but for stops. Call it at each change of state."""
@@ -153,11 +119,9 @@ class OperatorDevices:
 
     @property
     def lost(self) -> tuple[str, ...]:
-        """Names of the devices that are unplugged, or silent."""
         return self._hands.lost + ((self._pedal.name,) if self._pedal is not None and self._pedal_lost else ())
 
     def obstacles(self) -> tuple[Obstacle, ...]:
-        """Return why no motion may begin."""
         return tuple(Obstacle(f"device {name} is lost", "plug it in again") for name in self.lost)
 
     def remarks(self) -> tuple[Obstacle, ...]:

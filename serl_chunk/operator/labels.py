@@ -28,9 +28,6 @@ class EpisodeLabels:
 
     A label that was given within an episode ends it. A discard is sent when the next episode ends, so that it can be
     undone until then. Meanwhile it is noted in `notes`.
-
-    Args:
-        amend: sends a correction.
     """
 
     def __init__(self, amend: Callable[[Amend], object]) -> None:
@@ -54,19 +51,15 @@ class EpisodeLabels:
 
     @property
     def discards_last(self) -> bool:
-        """Whether the last episode is to be discarded."""
         return self._pending is not None and self._pending == self._last
 
     def begin(self) -> None:
-        """Begin an episode."""
         self.outcome, self._discarded, self.repeats = None, False, False
 
     def discard(self) -> None:
-        """Discard the episode under way."""
         self._discarded = True
 
     def discard_last(self) -> None:
-        """Discard the last episode."""
         if self._last:
             self._pending = self._last
             self._show("discarded", noted=True)
@@ -120,7 +113,6 @@ class EpisodeLabels:
         self._last, self._labelled = "", False
 
     def send(self) -> None:
-        """Send a discard that was not undone."""
         if self._pending is not None:
             self._amend(Amend(self._pending, discard=True))
             self._pending = None

@@ -1,14 +1,21 @@
-"""Whether an operator lets a robot move: holds, stops, and the countdown before each motion."""
+"""Whether an operator lets a robot move: holds, stops, countdowns, and what an episode waits for."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
-from serl_chunk.actor.interfaces import RobotRequests
+from serl_chunk.console.view import Obstacle
+from serl_chunk.devices.leader_requests import LeaderDrives
 
 COUNTDOWN = 2.0  # seconds before a motion
 AT_ONCE = 1.0  # seconds: a countdown whose end no poll saw for so long, or a permission of that age, moves nothing
-BRAKE_SECONDS, BRAKE_AGAIN = 1.0, 0.1  # after a hold: for so long a reset that had been requested is braked as well
+
+logger = logging.getLogger(__name__)
+
+Wait = Callable[..., bool]
+"""Polls the operator, shows why (Obstacles) the episode does not begin, and waits a moment. It returns whether the
+episode may still begin without another reset."""
 
 
 def nothing() -> None:
@@ -40,7 +47,6 @@ class Permit:
 
     @property
     def counts(self) -> bool:
-        """Whether a countdown runs."""
         return self._until is not None
 
     @property
@@ -107,24 +113,37 @@ class Permit:
         return True
 
 
-class Brake:
-    """A hold of a server's own motions. A reset that was requested just before the hold may begin after it.
+def confirm_scene(permit: Permit, wait: Wait, go: str) -> bool:
+    """Wait for "scene ready" and its countdown; returns whether it came. `go`: its key."""
+    permit.granted = False
+    why = Obstacle("the scene is not confirmed", f"look at it, then press {go}")
+    while not permit.granted and wait(why):
+        pass
+    return permit.granted
 
-    Args:
-        robot: None: it is in this process.
+
+def drive_leaders(drives: LeaderDrives | None, permit: Permit, wait: Wait) -> bool:
+    """Drive leaders to their arms; returns whether they are there.
+
+    A hold, a stop and a drive that failed take their torque. The robot then holds until the operator goes on, which
+    begins another drive after the countdown.
     """
-
-    def __init__(self, robot: RobotRequests | None) -> None:
-        self._robot = robot
-        self._until = self._braked_at = -1.0
-
-    def begin(self, now: float) -> None:
-        """Brake what moves now, or begins to within `BRAKE_SECONDS`."""
-        self._until = now + BRAKE_SECONDS
-        self.look(now)
-
-    def look(self, now: float) -> None:
-        """Request a hold where the robot moves. Call it on each poll."""
-        if now < self._until and now - self._braked_at >= BRAKE_AGAIN and self._robot and self._robot.moving:
-            self._braked_at = now
-            self._robot.request("hold")
+    while drives is not None:
+        drives.begin()
+        while drives.poll():
+            if not wait(*(Obstacle(*each) for each in drives.remarks())):
+                drives.cancel()
+                return False
+            if permit.held or permit.counts:
+                drives.cancel()
+                break
+        else:
+            if not drives.failed:
+                break
+            logger.warning(f"leaders: {drives.failed}. Put them at their arms by hand, or go on to drive them again\a")
+            permit.hold()
+        while permit.held or permit.counts:
+            if not wait():
+                return False
+        permit.granted = False
+    return True

@@ -5,6 +5,7 @@ The control loop polls an operator on every tick, and wherever it waits; no poll
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import logging
@@ -12,29 +13,31 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from serl_chunk.actor.interfaces import ActorReports, Console, RobotRequests
+from serl_chunk.actor.interfaces import LoopOperator, RobotInProcess
 from serl_chunk.attention.attention import Attention
-from serl_chunk.console.bindings import EFFECTIVE, STOPS, Action, ActorState, bind_keys, shown_inputs
-from serl_chunk.console.feed import LiveFeed
-from serl_chunk.console.request_queue import RequestQueue
+from serl_chunk.console.bindings import EFFECTIVE, STOPS, Action, ActorState, RequestQueue, bind_keys, shown_inputs
+from serl_chunk.console.console import OperatorConsole
 from serl_chunk.console.view import ConsoleState, Obstacle
 from serl_chunk.operator.approval import Approval, ApprovedPlanner
-from serl_chunk.operator.consent import Consent
+from serl_chunk.operator.consent import Consent, robot_obstacles
 from serl_chunk.operator.devices import OperatorDevices
 from serl_chunk.operator.labels import EpisodeLabels
-from serl_chunk.operator.leader_alignment import confirm_scene, drive_leaders
-from serl_chunk.operator.motion_permit import COUNTDOWN, Brake, Permit
-from serl_chunk.operator.obstacles import motion_obstacles, robot_obstacles
-from serl_chunk.operator.session_figures import SessionFigures
+from serl_chunk.operator.motion_permit import COUNTDOWN, Permit, confirm_scene, drive_leaders
 from serl_chunk.outcomes.judge import OPERATOR
 from serl_chunk.robots.base import InterventionSource, RobotEnv
+from serl_chunk.robots.served.operator import ServedOperator
 from serl_chunk.types import Amend, End, Observation, Outcome, ShownRobot
+from serl_chunk_robot.client.client import UNCONFIRMED
 
 logger = logging.getLogger(__name__)
 
 SHOW_SECONDS = 0.1  # between two views of an unchanged state
 POLL_SECONDS = 0.01  # between polls where the operator is waited for
 QUESTION_SECONDS = 10.0  # for the answer to a question
+PERIOD = 1.0  # seconds over which a rate is counted
+TICKS = 250  # whose lateness is shown
+WINDOW = 600.0  # seconds in which successes are counted ...
+LEAST = 60.0  # ... of which so many are assumed at least, for the first success is no trend
 ACTING = frozenset({ActorState.POLICY, ActorState.HUMAN, ActorState.LEARNER_LOST})  # ticks follow each other
 
 
@@ -42,9 +45,11 @@ class OperatorInputs:
     """Where requests come from: the keys of a console, other threads, a pedal, gestures."""
 
     def __init__(
-        self, console: Console, devices: OperatorDevices, bound: Mapping[str, Action], now: Callable[[], float]
-    ) -> None:
-        self.console, self.devices, self.queue, self._bound = console, devices, RequestQueue(now), bound
+        self, console: OperatorConsole, devices: OperatorDevices, bound: Mapping[str, Action], now: Callable[[], float],
+        takes: Callable[[Action], bool],
+    ) -> None:  # fmt: skip
+        self.console, self.devices, self.queue = console, devices, RequestQueue(now)
+        self._bound, self._takes = bound, takes
 
     def requested(self, shown: Callable[[], ShownRobot | None]) -> Iterator[tuple[Action, ShownRobot | None, bool]]:
         """Yield actions, the robot that was shown then, and whether a key at a terminal or page requests it.
@@ -52,9 +57,8 @@ class OperatorInputs:
         `shown`: the robot as a person at a pedal sees it, when the pedal's action is taken.
         """
         for inputs in (self.console, self.queue):
-            for action in inputs.actions():
-                yield action, inputs.shown, True
-        yield from ((action, shown(), False) for action in self.devices.actions())
+            yield from ((action, inputs.shown, True) for action in inputs.actions() if not self._takes(action))
+        yield from ((action, shown(), False) for action in self.devices.actions() if not self._takes(action))
 
     def drop(self) -> None:
         """Forget what was requested: nothing moves by a key that was typed ahead."""
@@ -62,18 +66,14 @@ class OperatorInputs:
             inputs.empty()
 
     def named(self, action: Action) -> str:
-        """The key or gesture of an action, for remedies."""
         return shown_inputs(action, self._bound, 1) or action.value
 
     def question(self, now: float) -> str:
-        """What a first request of two waits for."""
         return self.queue.question(now) or self.devices.question(now)
 
 
 @dataclasses.dataclass
 class _Stage:
-    """How far the episode is."""
-
     resets: bool = False  # the robot is being reset
     inside: bool = False  # it is under way, as it had a tick
     stopped: bool = False  # it is to end
@@ -96,8 +96,6 @@ class _Scene:
 
 @dataclasses.dataclass
 class _Parking:
-    """Whether the robot is to be parked."""
-
     asked_at: float | None = None  # when the question was put
     forbidden: bool = False  # it was held after "quit"
 
@@ -107,8 +105,6 @@ class _Parking:
 
 @dataclasses.dataclass
 class _LastPoll:
-    """What the poll before saw, and showed."""
-
     word: ActorState = ActorState.WAITING
     proposed: object = None
     shown_at: float = -1.0
@@ -116,7 +112,61 @@ class _LastPoll:
     lost: frozenset[str] = frozenset()  # devices
 
 
-class Operator:
+class SessionFigures:
+    """Rate, lateness, human share, successes and pauses since the process's first tick."""
+
+    def __init__(self) -> None:
+        self._late: collections.deque[float] = collections.deque(maxlen=TICKS)
+        self._successes: collections.deque[float] = collections.deque()
+        self._rate: float | None = None
+        self._counted, self._since = 0, 0.0  # ticks since then
+        self._ticks = self._human = 0
+        self._began: float | None = None
+        self._paused: float | None = None
+
+    def tick(self, now: float, *, by_human: bool, late: float | None) -> None:
+        """Count a tick. `late`: seconds after its deadline; None where it has none."""
+        if self._began is None:
+            self._began = self._paused = now
+        if not self._counted:
+            self._since = now
+        elif now - self._since >= PERIOD:
+            self._rate, self._counted, self._since = self._counted / (now - self._since), 0, now
+        self._counted += 1
+        self._ticks += 1
+        self._human += by_human
+        if late is not None:
+            self._late.append(late)
+
+    def rest(self) -> None:
+        self._counted = 0
+
+    def pause(self, now: float) -> None:
+        """Note that the robot waits for the operator, or holds for one."""
+        self._paused = now
+
+    def ended(self, end: End, now: float) -> None:
+        if end.outcome is Outcome.SUCCESS:
+            self._successes.append(now)
+
+    def fields(self, now: float) -> dict[str, Any]:
+        if self._began is None or self._paused is None:
+            return {}
+        while self._successes and now - self._successes[0] > WINDOW:
+            self._successes.popleft()
+        late = sorted(self._late)
+        span = min(max(now - self._began, LEAST), WINDOW)
+        return {
+            "rate": self._rate,
+            "lateness_p50": 1e3 * late[len(late) // 2] if late else None,
+            "lateness_p99": 1e3 * late[int(0.99 * (len(late) - 1))] if late else None,
+            "human_share": self._human / self._ticks,
+            "successes": len(self._successes) * WINDOW / span,
+            "since_pause": (now - self._paused) / 60,
+        }
+
+
+class Operator(LoopOperator):
     """The operator of one robot.
 
     Each motion that the process begins is preceded by a countdown: a reset, the first tick after the scene was
@@ -124,56 +174,46 @@ class Operator:
     the robot holds. One that is HELD by its server goes on by a key at the terminal or the page alone (`Consent`).
 
     Args:
-        console: keys and view.
         robot: of a robot server; None: the robot is in this process.
         amend: sends a correction of an episode.
         end: ends the process.
-        now: monotonic seconds.
-        devices: a pedal, and gestures.
+        now, pause, countdown: monotonic seconds, a wait for some, and how many precede a motion.
         inputs: key or gesture -> action, to be named in remedies.
-        countdown: seconds.
         ready: episodes whose scene the operator confirms: "first", "each", or "" for none.
-        pause: waits for some seconds.
-        attention: of the operator, to the policy's decisions.
+        takes: called with each action; True where it has another meaning, and is not the operator's.
     """
 
     def __init__(
-        self, console: Console, robot: RobotRequests | None, *, amend: Callable[[Amend], object],
+        self, console: OperatorConsole, robot: ServedOperator | None, *, amend: Callable[[Amend], object],
         end: Callable[[], None], now: Callable[[], float], devices: OperatorDevices | None = None,
         inputs: Mapping[str, Action] | None = None, countdown: float = COUNTDOWN, ready: str = "",
         pause: Callable[[float], None] = time.sleep, attention: Attention | None = None,
+        takes: Callable[[Action], bool] = lambda action: False,
     ) -> None:  # fmt: skip
-        self._robot, self._end, self._now, self._pause = robot, end, now, pause
+        super().__init__()
+        self._robot, self._served = robot or RobotInProcess(), robot is not None
+        self._end, self._now, self._pause = end, now, pause
         bound = bind_keys() if inputs is None else inputs
-        self._inputs = OperatorInputs(console, devices or OperatorDevices(), bound, now)
+        self._inputs = OperatorInputs(console, devices or OperatorDevices(), bound, now, takes)
         self._attention, self._figures, self.labels = attention or Attention(), SessionFigures(), EpisodeLabels(amend)
-        self._consent, self._brake = Consent(robot, Permit(countdown)), Brake(robot)
+        self._permit = Permit(countdown)
+        self._consent = Consent(self._robot, self._permit)
         self.approval = Approval(self._permit, self._is_stopped, self._inputs.named(Action.GO))
         self.quits = False  # after this episode
-        self.feed: LiveFeed | None = None  # of a page that shows the episodes
-        self.actor = ActorReports()
         self.view = ConsoleState(ActorState.WAITING)  # what was shown last; any thread may read it
-        self._env: RobotEnv | None = None
         self._stage, self._scene, self._parking = _Stage(), _Scene(ready), _Parking()
         self._last = _LastPoll(proposed=self.approval.proposed)
 
     @property
     def planner(self) -> Callable[..., ApprovedPlanner]:
-        """Of a control loop in real time."""
         return functools.partial(ApprovedPlanner, self.approval)
 
     @property
-    def _permit(self) -> Permit:
-        return self._consent.permit
-
-    @property
     def holding(self) -> bool:
-        """Whether the robot is to hold, and devices command nothing."""
-        return self._permit.held or self._permit.counts or self._consent.held
+        return self._permit.held or self._permit.counts or self._robot.held
 
     def attach(self, env: RobotEnv, intervention: InterventionSource | None) -> None:
-        """Let resets of a robot wait for the operator, and watch the devices that may move it."""
-        self._env = env
+        super().attach(env, intervention)
         env.may_move = self.may_move
         self._inputs.devices.watch(intervention)
 
@@ -181,10 +221,10 @@ class Operator:
         """Request an action from any thread, as by a button of a page; the control loop takes it as it takes a key.
 
         What stops is also sent to the robot's server at once. Two actions need a second request, as their keys do
-        (`bindings.second_key`); each `source` counts for itself. `seen`, `robot`: of its state (`RequestQueue.put`).
+        (`bindings.Keys`); each `source` counts for itself. `seen`, `robot`: of its state (`RequestQueue.put`).
         """
         if action in (Action.STOP, Action.END):
-            self._consent.request("stop")
+            self._robot.request("stop")
         self._inputs.queue.put(action, source, self._now(), seen, robot)
 
     def poll(self, word: ActorState, *waits_for: Obstacle) -> None:
@@ -213,11 +253,6 @@ class Operator:
             self._enter(word, now, waits_for)
 
     def tick(self, *, by_human: bool, late: float | None = None) -> bool:
-        """Poll within an episode; returns whether the robot is to hold, and devices command nothing.
-
-        Args:
-            late: seconds after the tick's deadline.
-        """
         self._stage.resets, self._stage.inside = False, True
         self._figures.tick(self._now(), by_human=by_human, late=late)
         self.poll(ActorState.HUMAN if by_human else self.actor.without_human)
@@ -230,13 +265,11 @@ class Operator:
             self._act(Action.HOLD, self._now())
 
     def waits(self, *obstacles: Obstacle) -> None:
-        """Poll while the process waits for something else than the operator; in an episode, for a chunk or updates."""
-        if self._env is not None and not self._stage.inside:
-            self._env.idle()
+        if not self._stage.inside:  # else for a chunk or updates
+            super().waits()
         self.poll(self.actor.without_human if self._stage.inside and not obstacles else ActorState.WAITING, *obstacles)
 
     def stopping(self, others: Callable[[], str | None]) -> Callable[[], str | None]:
-        """Return a `stop` of the control loop: `others`, or this operator, who is polled while the robot is reset."""
         self.actor.stop = others
 
         def stop() -> str | None:
@@ -248,7 +281,6 @@ class Operator:
         return stop
 
     def outcome(self) -> Outcome | None:
-        """Return the label that ends the episode, or None."""
         return self.labels.outcome
 
     def may_move(self) -> bool:
@@ -308,7 +340,6 @@ class Operator:
             self._figures.ended(end, self._now())
 
     def send_pending(self) -> None:
-        """Send a discard that was not undone. What has ended cannot be corrected any more."""
         self.labels.forget()
 
     def park(self) -> None:
@@ -316,11 +347,11 @@ class Operator:
 
         A robot that was held after "quit" stays where it is.
         """
-        if (robot := self._robot) is None or self._parking.forbidden:
+        if not self._served or self._parking.forbidden:
             return
         self._inputs.devices.watch(None)  # a device that moved the robot may be closed
         self._begin_parking()
-        while self._permit.counts or not robot.idle or robot.moving:
+        while self._permit.counts or not self._robot.idle or self._robot.moving:
             self.poll(ActorState.WAITING)
             if self._is_stopped():
                 logger.warning("not parked: the robot is stopped")
@@ -348,19 +379,19 @@ class Operator:
             case Action.HOLD:
                 self._permit.hold()
                 if not self._stage.inside:
-                    self._brake.begin(now)
+                    self._consent.brake(now)
                     self._parking.forbidden = self.quits
             case Action.GO:
                 self._consent.go(now, shown, by_key=by_key, scene=self._scene.waits, resume=self._inputs.devices.resume)
             case Action.STOP | Action.END:
                 self._permit.stop()
                 self._stage.stopped = True
-                self._consent.request("stop")
+                self._robot.request("stop")
                 if action is Action.END:
                     self._end()
             case Action.CLEAR:
                 self._permit.latched = False  # and held further on
-                self._consent.request("clear", shown)
+                self._robot.request("clear", shown)
             case Action.SUCCESS | Action.FAILURE if self._stage.inside or self.labels.asked:
                 self.labels.outcome = Outcome.SUCCESS if action is Action.SUCCESS else Outcome.FAILURE
             case Action.DISCARD if self._stage.inside:
@@ -376,7 +407,7 @@ class Operator:
                 self.labels.repeats = self._stage.inside or self.labels.asked
                 self._stage.again = self._scene.waits and self._env is not None and self._env.observes_again
                 self._permit.release()
-            case Action.PARK if self._robot is None:
+            case Action.PARK if not self._served:
                 logger.warning("park: this robot is moved in this process, which knows no pose to park in")
             case Action.PARK:
                 self._parking.asked_at = now
@@ -387,50 +418,50 @@ class Operator:
             case Action.QUIT:
                 self.quits = True
                 logger.info("ends after this episode")
-                robot = self._robot
-                if self._stage.resets and not (robot is not None and robot.moving and not robot.waiting):
+                if self._stage.resets and not (self._robot.moving and not self._robot.waiting):
                     self._permit.hold()  # it stands: nothing moves before it is parked
-                    self._brake.begin(now)
+                    self._consent.brake(now)
 
     def _begin_parking(self) -> None:
         self._permit.hold()
         # The end of an episode releases the robot meanwhile: what counts is what is shown when the countdown ends.
-        self._permit.begin(self._now(), lambda: self._consent.request("park", self.view.robot), lasts=True)
+        self._permit.begin(self._now(), lambda: self._robot.request("park", self.view.robot), lasts=True)
 
     def _over(self) -> bool:
         return self._stage.stopped or self.quits or self.actor.stop() is not None
 
     def _is_stopped(self) -> bool:
-        return self._permit.latched or (self._robot is not None and self._robot.stopped)
+        return self._permit.latched or self._robot.stopped
 
     def _notice(self, now: float) -> None:
         """Hold where the robot was stopped or held elsewhere, and where a device is lost while the robot may move."""
         stopped, lost = self._is_stopped(), frozenset(self._inputs.devices.lost)
         if self._consent.newly_held(inside=self._stage.inside) or (stopped and not self._last.stopped):
             self._permit.hold()
-        works = self._robot is not None and not self._robot.idle
-        moves = self._stage.inside or self._last.word is ActorState.RESET or works
+        moves = self._stage.inside or self._last.word is ActorState.RESET or not self._robot.idle
         for name in lost - self._last.lost if moves else ():
             logger.warning(f"device lost: name={name}. The robot holds")
             self._act(Action.HOLD, now)
         self._last.stopped, self._last.lost = stopped, lost
-        self._brake.look(now)
+        self._consent.look(now)
 
     def _state(self, word: ActorState) -> ActorState:
-        robot = self._robot
         if self._is_stopped():
             return ActorState.STOPPED
-        if robot is not None and robot.moving and not self._stage.inside:
-            return ActorState.WAITING if robot.waiting else ActorState.RESET
-        if self._permit.held or self._consent.held:
+        if self._robot.moving and not self._stage.inside:
+            return ActorState.WAITING if self._robot.waiting else ActorState.RESET
+        if self._permit.held or self._robot.held:
             return ActorState.HOLD
         if word is ActorState.RESET and self._obstacles():
             return ActorState.WAITING
         return ActorState.LEARNER_LOST if word is ActorState.POLICY and self.actor.learner_lost() else word
 
     def _obstacles(self) -> tuple[Obstacle, ...]:
-        """Return why no motion may begin."""
-        return motion_obstacles(self._robot, self._env, self._inputs.devices)
+        """Return why no motion may begin: a silent server, cameras and devices."""
+        why = "silent" if self._robot.silent else f"STALLED ({self._robot.why})" if self._robot.stalled else ""
+        gone = (Obstacle(f"the robot's server is {why}", "look at its log, and start it again"),) if why else ()
+        of_robot = () if self._env is None else (Obstacle(*each) for each in self._env.hindrances())
+        return (*gone, *of_robot, *self._inputs.devices.obstacles())
 
     def _listed(self, waits_for: tuple[Obstacle, ...]) -> tuple[Obstacle, ...]:
         shown = {"clear": self._inputs.named(Action.CLEAR), "go": self._inputs.named(Action.GO)}
@@ -438,8 +469,10 @@ class Operator:
         return (*first, *self._obstacles(), *waits_for, *self._inputs.devices.remarks())
 
     def _enter(self, word: ActorState, now: float, waits_for: tuple[Obstacle, ...]) -> None:
-        word, proposed, robot, last = self._state(word), self.approval.proposed, self._consent.shown, self._last
-        again = word is ActorState.STOPPED and self._consent.differs(self.view.robot)  # it was stopped once more
+        word, proposed, last, before = self._state(word), self.approval.proposed, self._last, self.view.robot
+        robot = self._robot.shown if self._served else None
+        # It was stopped once more.
+        again = word is ActorState.STOPPED and before is not None and before.generation != self._robot.shown.generation
         if changed := word is not last.word or proposed is not last.proposed or again:
             last.word, last.proposed = word, proposed
             self._inputs.drop()
@@ -450,14 +483,15 @@ class Operator:
         last.shown_at = now
         question = f"park? {self._inputs.named(Action.YES)} confirms, any other key cancels"
         question = question if self._parking.asks(now) else ""
-        begun = self._inputs.question(now)
+        begun, described = self._inputs.question(now), self.actor.describe()
+        question = question or begun or self.approval.question or described.get("question", "")
         self.view = ConsoleState(
             word, self._permit.seconds(now),
-            **{**self._figures.fields(now), **self.actor.describe(),
+            **{**self._figures.fields(now), **described,
                "cameras": tuple((self._env.camera_ages() if self._env else {}).items()),
                "obstacles": () if word in ACTING else self._listed(waits_for),
-               "alarm": self._consent.alarm, "robot": robot,
+               "alarm": UNCONFIRMED if self._robot.unconfirmed else "", "robot": robot,
                "outcome": self.labels.shown, "notice": self._attention.notice,
-               "question": question or begun or self.approval.question, "proposed": proposed},
+               "question": question, "proposed": proposed},
         )  # fmt: skip
         self._inputs.console.show(self.view)

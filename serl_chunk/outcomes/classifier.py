@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from serl_chunk.classifier.files import read_classifier
+from serl_chunk.config.fields import require
 from serl_chunk.types import IMAGE_PREFIX, ConfigError, Observation, RobotSpec
 
 SETTING = "outcome.classifier"
@@ -22,12 +23,8 @@ class Classifier:
 
     It is compiled where it is built; a look then takes as long as the network, about a millisecond for the small one.
 
-    Args:
-        folder: of `serl-chunk classifier train`.
-        compiled: False: the first look compiles it, for a check of its files.
-
-    Raises:
-        ConfigError: the folder holds no classifier, or a damaged one.
+    `folder`: of `serl-chunk classifier train`. `compiled`: False: the first look compiles it, for a check of its files.
+    Raises ConfigError where the folder holds no classifier, or a damaged one.
     """
 
     def __init__(self, folder: str | Path, *, compiled: bool = True) -> None:
@@ -54,10 +51,9 @@ class Classifier:
     def numbers(self, names: Iterable[str], parameter: str) -> list[int]:
         """Return the numbers of classes. Raises ConfigError, which names `parameter`, for one that it lacks."""
         classes, names = self.description.classes, list(names)
-        if unknown := [name for name in names if name not in classes]:
-            raise ConfigError(
-                f"{self._folder}: has no class {unknown[0]!r}. Its classes: {', '.join(classes)}", parameter=parameter
-            )
+        for name in names:
+            require(name in classes, parameter,
+                f"{self._folder}: has no class {name!r}. Its classes: {', '.join(classes)}")  # fmt: skip
         return [classes.index(name) for name in names]
 
     def check(self, spec: RobotSpec) -> None:
@@ -65,14 +61,11 @@ class Classifier:
         has = {c.name: c for c in spec.cameras}
         for camera in self.description.cameras:
             other = has.get(camera.name)
-            if other != camera:
-                found = "none" if other is None else f"{other.height}x{other.width}"
-                names = ", ".join(f"{c.name} {c.height}x{c.width}" for c in spec.cameras) or "none"
-                raise ConfigError(
-                    f"{self._folder}: looks at camera {camera.name!r} of {camera.height}x{camera.width} pixels (got "
-                    f"{found}; robot {spec.name} has: {names}). Train it on frames of this robot",
-                    parameter=SETTING,
-                )
+            found = "none" if other is None else f"{other.height}x{other.width}"
+            names = ", ".join(f"{c.name} {c.height}x{c.width}" for c in spec.cameras) or "none"
+            require(other == camera, SETTING,
+                f"{self._folder}: looks at camera {camera.name!r} of {camera.height}x{camera.width} pixels (got "
+                f"{found}; robot {spec.name} has: {names}). Train it on frames of this robot")  # fmt: skip
 
     def probability(self, observation: Observation) -> np.ndarray:
         """Return float64[N], the probability of each class. Raises ConfigError for frames of other sizes."""

@@ -40,12 +40,8 @@ class Judge:
     They are not called where one before them ended the episode. With `outcome.environment=False` the environment
     decides and rewards nothing.
 
-    Args:
-        goes_on: the robot's (`RobotEnv.goes_on`).
-        compiled: False: the classifier's first look compiles it, for a check of the configuration.
-
-    Raises:
-        ConfigError: the classifier cannot be read, lacks a class, or is one of other cameras than the robot's.
+    `goes_on`: the robot's. `compiled`: False: the first look compiles it, for a check of the configuration.
+    Raises ConfigError where the classifier cannot be read, lacks a class, or is one of other cameras than the robot's.
     """
 
     def __init__(
@@ -80,16 +76,9 @@ class Judge:
         self, tick: int, look: Look, reward: float, terminated: bool, info: Mapping[str, Any],
         label: Outcome | None = None,
     ) -> Verdict:  # fmt: skip
-        """Judge a tick.
+        """Judge a tick, of which 0 begins an episode, by what the environment gave and the operator's label.
 
-        Args:
-            tick: of the episode; 0 begins one.
-            look: see `Look`.
-            reward, terminated, info: of the environment.
-            label: of the operator; None: no key was pressed.
-
-        Raises:
-            ConfigError: a function returns something else than a truth value.
+        Raises ConfigError where a function returns something else than a truth value.
         """
         if tick == 0:
             self._begin()

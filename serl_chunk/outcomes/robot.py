@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.fields import require
 from serl_chunk.outcomes.classifier import CLASS_PROBABILITY, Classifier
 from serl_chunk.robots.base import RobotEnv, StepResult
 from serl_chunk.robots.registry import robot_spec
 from serl_chunk.types import IMAGE_PREFIX, STATE, ConfigError, Observation, RobotSpec
 
 
-def spec_of_robot(config: ExperimentConfig) -> RobotSpec:
+def spec_of(config: ExperimentConfig) -> RobotSpec:
     """Return the specification of the experiment's robot without opening it; needs no classifier."""
     return _with_classes(robot_spec(config.robot), config)
 
@@ -30,11 +31,8 @@ def observing(env: RobotEnv, config: ExperimentConfig) -> RobotEnv:
     if not observed or isinstance(env, ObservedClasses):
         return env
     try:
-        if not config.outcome.classifier:
-            raise ConfigError(
-                f"are classes of outcome.classifier, which is empty (got {', '.join(observed)}). Give its folder",
-                parameter="outcome.observed",
-            )
+        missing = f"are classes of outcome.classifier, which is empty (got {', '.join(observed)}). Give its folder"
+        require(bool(config.outcome.classifier), "outcome.observed", missing)
         classifier = Classifier(config.outcome.classifier)
         classifier.check(env.robot_spec)
         numbers = classifier.numbers(observed, "outcome.observed")
@@ -57,10 +55,6 @@ class ObservedClasses(RobotEnv):
     """A robot to whose state K classes of a classifier are appended: 1 for the likeliest class, 0 for the others.
 
     `info["class_probability"]` is float64[N], of all classes of the classifier.
-
-    Args:
-        classes: numbers of the K classes.
-        spec: of the robot with them.
     """
 
     frames_with_observation = _of_robot("frames_with_observation")
@@ -112,7 +106,6 @@ class ObservedClasses(RobotEnv):
         return observation, reward, terminated, truncated, {**info, CLASS_PROBABILITY: probability}
 
     def _seen(self, raw: Observation) -> tuple[Observation, np.ndarray]:
-        """The observation with the classes, and float64[N]."""
         cameras = self._classifier.cameras
         there = all(IMAGE_PREFIX + c in raw for c in cameras)
         probability = self._classifier.probability(raw if there else self.env.read_images(cameras))

@@ -5,82 +5,45 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from serl_chunk.actor.clock import Clock
 from serl_chunk.actor.episode import EpisodeRunner
-from serl_chunk.actor.interfaces import Console
 from serl_chunk.classifier.dataset import CLASSES, FrameLabels, read_frame_labels, write_frame_labels
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.outcome import OutcomeConfig
 from serl_chunk.console.bindings import Action, ActorState
-from serl_chunk.console.view import ConsoleState
 from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
 from serl_chunk.io import plural
 from serl_chunk.operator.operator import Operator
 from serl_chunk.outcomes.judge import OPERATOR
-from serl_chunk.recording.full_disk import write_with_room
-from serl_chunk.recording.recording import Pace
+from serl_chunk.recording.recording import Pace, write_with_room
 from serl_chunk.robots.base import InterventionSource, RobotEnv
-from serl_chunk.types import Amend, ConfigError, DataError, Observation, ShownRobot
+from serl_chunk.types import Amend, ConfigError, DataError
 
 logger = logging.getLogger(__name__)
 
 
-class LabellingConsole:
-    """The operator's console with two keys of another meaning, also on a pedal; all others are the operator's.
+class LabellingKeys:
+    """Two keys of another meaning, also on a pedal; all others are the operator's.
 
     The key of success switches "this is a success" on and off, since a terminal reports no release of a key. The key of
     failure ends the episode, which is kept.
     """
 
-    def __init__(self, labels: LabelledFolder) -> None:
-        self._labels = labels
-        self._console: Console | None = None
-        self.marking = self.ends = False
+    marking = ends = False
 
-    def over(self, console: Console) -> LabellingConsole:
-        """Take the keys of `console`; returns this one."""
-        self._console = console
-        return self
-
-    def episode_begins(self) -> None:
+    def begin(self) -> None:
         """Begin an episode: nothing is a success yet."""
         self.marking = self.ends = False
 
-    def actions(self) -> Iterator[Action]:
-        """Yield the operator's other requests."""
-        assert self._console is not None
-        for action in self._console.actions():
-            if not self.takes(action):
-                yield action
-
     def takes(self, action: Action) -> bool:
-        """Act on a label, of any input; returns whether `action` is one."""
+        """Act on a label; returns whether `action` is one."""
         if action is Action.SUCCESS:
             self.marking = not self.marking
         elif action is Action.FAILURE:
             self.ends = True
         return action in (Action.SUCCESS, Action.FAILURE)
-
-    @property
-    def shown(self) -> ShownRobot | None:
-        """As of the console."""
-        assert self._console is not None
-        return self._console.shown
-
-    def empty(self) -> None:
-        """As of the console."""
-        assert self._console is not None
-        self._console.empty()
-
-    def show(self, state: ConsoleState) -> None:
-        """Show the state, and how frames are labelled now."""
-        assert self._console is not None
-        now = "SUCCESS" if self.marking else "failure"
-        text = f"labelled {now} (s switches, f ends the episode): {self._labels.counts()}"
-        self._console.show(state._replace(question=state.question or text))
 
 
 class LabelledFolder:
@@ -117,7 +80,6 @@ class LabelledFolder:
         self._save()
 
     def amend(self, record: Amend) -> None:
-        """Remove an episode that the operator discarded."""
         file = self._files.pop(record.episode_id, None)
         if record.discard and file is not None:
             del self._ranges[file.name]
@@ -150,7 +112,6 @@ class LabelledFolder:
 
     @property
     def frames(self) -> tuple[int, int]:
-        """Frames of failure and of success."""
         found = [0, 0]
         for start, stop, name in (r for ranges in self._ranges.values() for r in ranges):
             found[CLASSES.index(name)] += stop - start
@@ -161,7 +122,6 @@ class LabelledFolder:
         return all(have >= want for have, want in zip(self.frames, self._wanted, strict=True))
 
     def counts(self) -> str:
-        """Return the frames that there are, and how many there shall be, in words."""
         (failures, successes), (of_failure, of_success) = self.frames, self._wanted
         return f"{successes} of {of_success} frames of success, {failures} of {of_failure} of failure"
 
@@ -178,73 +138,61 @@ class LabelledRecording:
         source: of the human's commands; None: the robot holds, or the environment lets the human in.
         writer: to the folder of `labels`; the caller closes it.
         cameras: recorded on every tick.
-        keys: of the labels.
-        operator: of all other keys.
+        ended: whether the recording is to end, by Ctrl-C after its stop.
     """
 
     def __init__(
         self, env: RobotEnv, source: InterventionSource | None, writer: EpisodeWriter, labels: LabelledFolder,
-        *, config: ExperimentConfig, cameras: tuple[str, ...], keys: LabellingConsole, operator: Operator,
-        clock: Clock | None = None,
+        *, config: ExperimentConfig, cameras: tuple[str, ...], keys: LabellingKeys, operator: Operator,
+        ended: Callable[[], bool],
     ) -> None:  # fmt: skip
         actor = config.actor.without_human_limit()
-        outcome = OutcomeConfig(success=_never, environment=False)
+        outcome = OutcomeConfig(success=lambda observation: False, environment=False)
         config = dataclasses.replace(config, actor=actor, outcome=outcome)
         self._writer, self._labels, self._keys, self._operator = writer, labels, keys, operator
         self._marked: list[bool] = []  # whether each frame of the episode under way shows a success
-        self._pace = Pace(config, env.robot_spec, clock, paced=True)
+        self._pace = Pace(config, env.robot_spec, paced=True)
         self._runner = EpisodeRunner(
-            env, None, writer, config=config, cameras=cameras, intervention=source, stop=self._stop,
-            observer=self._observe, operator=operator,
+            env, None, writer, config=config, cameras=cameras, intervention=source,
+            stop=lambda: OPERATOR if keys.ends else None, observer=self._observe, operator=operator,
         )  # fmt: skip
+        operator.actor.describe = self._described
         operator.actor.without_human = ActorState.HUMAN  # no change of who moves it, which would empty the keys
-        self.interrupted = False  # by Ctrl-C, which ends the recording after its stop
+        self._ended = ended
 
     def close(self) -> None:
         self._runner.close()
 
     def run(self, seed: int) -> None:
         """Record from start state `seed` on until there are enough frames, or the operator ends it."""
-        while not (self._labels.done or self._operator.quits or self.interrupted):
+        while not (self._labels.done or self._operator.quits or self._ended()):
             self.episode(seed)
             seed += 1
         self._operator.send_pending()
 
     def episode(self, seed: int) -> None:
-        """Record one episode, and label its frames."""
         self._marked, before = [], len(self._writer.written)
-        self._keys.episode_begins()
+        self._keys.begin()
         name = f"labelled-{self._runner.spec.name}-{seed:06d}"
         length = self._runner.run_episode(seed, episode_id=name).length
-        write_with_room(self._writer.flush, self._operator, self._given_up, self._writer.again)
+        write_with_room(self._writer.flush, self._operator, self._ended, self._writer.again)
         for file in self._writer.written[before:]:
             marked = self._marked[:length]
             labels = [*marked, self._keys.marking]
-            write_with_room(functools.partial(self._labels.add, name, file, labels), self._operator, self._given_up)
+            write_with_room(functools.partial(self._labels.add, name, file, labels), self._operator, self._ended)
             logger.info(f"{file.name}: {sum(marked)} of {plural(len(marked), 'tick')} a success; "
                         f"{self._labels.counts()}")  # fmt: skip
 
-    def interrupt(self) -> None:
-        """End the recording with the episode under way."""
-        self.interrupted = True
-
-    def _given_up(self) -> bool:
-        return self.interrupted
+    def _described(self) -> dict[str, str]:
+        now = "SUCCESS" if self._keys.marking else "failure"
+        return {"question": f"labelled {now} (s switches, f ends the episode): {self._labels.counts()}"}
 
     def _observe(self, tick: int) -> None:
         self._pace.wait(tick)
         self._marked.append(self._keys.marking)
 
-    def _stop(self) -> str | None:
-        return OPERATOR if self._keys.ends else None
-
-
-def _never(observation: Observation) -> bool:
-    return False
-
 
 def _ranges(labels: Sequence[bool]) -> list[tuple[int, int, str]]:
-    """The labels of ticks as ranges: start, stop and class."""
     out: list[tuple[int, int, str]] = []
     for tick, success in enumerate(labels):
         name = CLASSES[success]

@@ -6,54 +6,180 @@ import contextlib
 import dataclasses
 import itertools
 import logging
+import math
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from serl_chunk.actor.clock import Clock, MonotonicClock
+import numpy as np
+
+from serl_chunk.actor.clock import Clock
 from serl_chunk.actor.episode import EpisodeRunner
-from serl_chunk.actor.policy import Policy
-from serl_chunk.actor.policy_wait import no_stop
-from serl_chunk.config.devices import DEVICES
+from serl_chunk.actor.inference import while_polling
+from serl_chunk.actor.policy import Policy, no_stop
 from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.fields import require
+from serl_chunk.config.operator import DEVICES
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.console.bindings import ActorState
+from serl_chunk.console.view import Obstacle
 from serl_chunk.data.formats import open_episodes
 from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
 from serl_chunk.data.inspect.inspect import inspect
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.devices.recorded import ReplayedIntervention
 from serl_chunk.devices.registry import make_intervention
-from serl_chunk.io import os_reason, plural
-from serl_chunk.operator.operator import Operator
-from serl_chunk.recording.demonstration import Demonstration, DemonstrationSink
-from serl_chunk.recording.full_disk import polling, write_with_room
+from serl_chunk.io import Waiting, os_reason, plural
+from serl_chunk.operator.operator import POLL_SECONDS, Operator
+from serl_chunk.recording.stream import DemonstrationStream
 from serl_chunk.robots.base import Expert, InterventionSource, RobotEnv
-from serl_chunk.types import Amend, ConfigError, DataError, Outcome, RobotSpec
+from serl_chunk.types import (
+    IMAGE_PREFIX,
+    Amend,
+    Begin,
+    ConfigError,
+    DataError,
+    End,
+    Observation,
+    Outcome,
+    RecordSink,
+    RobotSpec,
+    Source,
+    Step,
+)
 
 logger = logging.getLogger(__name__)
 
 MAX_FAILURES_PER_DEMO = 20  # of a script or a recording: more are a mistake, not bad luck
 ASIDE = ".undone"  # ending of a file that the operator took back
+AGAIN_S = 1.0  # between two attempts to write
 _USUAL = ("constant", "clipped")  # remarks that say little about a single episode
 
 
-class Stream(Protocol):
-    """Sends demonstrations to a running learner, see `record_stream.DemonstrationStream`."""
+class Demonstration(NamedTuple):
+    """The figures of an episode by hand."""
 
-    def start(self, folder: Path) -> None: ...
-    def add(self, file: Path) -> None: ...
+    length: int  # ticks from the first human one on; 0: the human did not move the robot, and nothing is recorded
+    human_ticks: int  # of them, those on which the human moved it
+    idle_before: int  # ticks before them
+    outcome: Outcome
+    outcome_by: str
+
+
+class DemonstrationSink:
+    """A RecordSink that leaves out the ticks before the first one with source HUMAN, and counts from there.
+
+    Tick 0 gets the newest frame of a camera that it only repeats. Idle ticks later on remain. No policy has the arm
+    that the human lets go of: the human holds it, and so no `human_dims` are kept.
+    """
+
+    def __init__(self, sink: RecordSink) -> None:
+        self._sink = sink
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the last episode: the next one may end before its first step, and then leaves no record."""
+        self._begin: Begin | None = None
+        self._first: int | None = None  # tick that becomes tick 0
+        self._length = self._human = self._idle = 0
+        self._frames: dict[str, np.ndarray] = {}  # camera -> its newest frame before the first tick
+        self._moved: dict[str, int] = {}  # camera -> the new tick that this frame was recorded with
+        self.last = Demonstration(0, 0, 0, Outcome.UNKNOWN, "")
+
+    def begin(self, record: Begin) -> None:
+        self.clear()
+        self._begin = record
+
+    def step(self, record: Step) -> None:
+        if self._first is None:
+            if record.source is not Source.HUMAN:
+                self._idle += 1
+                for key, image in record.observation.items():
+                    if key.startswith(IMAGE_PREFIX):
+                        self._frames[key.removeprefix(IMAGE_PREFIX)] = image
+                return
+            assert self._begin is not None
+            self._first = record.tick
+            self._sink.begin(self._begin)
+        first, tick = self._first, record.tick - self._first
+        observation, repeats = self._since_first(tick, record.observation, record.repeats)
+        decided = record.decision_tick - first if record.decision_tick >= first else -1
+        self._length = tick + 1
+        self._human += record.source is Source.HUMAN
+        self._sink.step(
+            record._replace(tick=tick, observation=observation, repeats=repeats, decision_tick=decided, human_dims=None)
+        )
+
+    def end(self, record: End) -> None:
+        self.last = Demonstration(self._length, self._human, self._idle, record.outcome, record.outcome_by)
+        if self._first is None:
+            return
+        final, repeats = record.final_observation, record.repeats
+        if final is not None:
+            final, repeats = self._since_first(self._length, final, repeats)
+        self._sink.end(record._replace(length=self._length, final_observation=final, repeats=repeats))
+
+    def _since_first(
+        self, tick: int, observation: Observation, repeats: dict[str, int] | None
+    ) -> tuple[Observation, dict[str, int] | None]:
+        """Return an observation of the new `tick` whose repeats refer to new ticks alone."""
+        assert self._first is not None
+        frames, kept = {}, {}
+        for camera, of in (repeats or {}).items():
+            if of >= self._first:
+                kept[camera] = of - self._first
+            elif camera in self._moved:
+                kept[camera] = self._moved[camera]
+            else:
+                frames[IMAGE_PREFIX + camera] = self._frames[camera]
+                self._moved[camera] = tick
+        return ({**observation, **frames} if frames else observation), kept or None
+
+
+def nothing() -> None:
+    """Do nothing before another attempt."""
+
+
+def polling(work: Callable[[], None], operator: Operator | None, what: str, idle: Callable[[], None] = nothing) -> None:
+    """Call `work` on a thread; the operator's keys, or else `idle`, work meanwhile. Raises what `work` raises."""
+    while_polling(work, idle if operator is None else lambda: operator.waits(Obstacle(what, "wait: it takes a moment")))
+
+
+def write_with_room(
+    write: Callable[[], None], operator: Operator | None, given_up: Callable[[], bool],
+    before_again: Callable[[], None] = nothing, idle: Callable[[], None] = nothing,
+) -> None:  # fmt: skip
+    """Call `write` until it succeeds. Where the disk is at fault the operator sees why, and all keys work meanwhile.
+
+    Args:
+        write: may be called again after it failed.
+        operator: None: a failure is raised at once.
+        given_up: whether to raise the failure, a DataError, instead of another attempt.
+        idle: as of `polling`.
+    """
+    lines = Waiting(logger, math.inf)
+    while True:
+        try:
+            polling(write, operator, "the episode is being written", idle)
+        except DataError as error:
+            if operator is None or not isinstance(error.__cause__, OSError) or given_up():
+                raise
+            again = "it is tried again until there is room; Ctrl-C gives it up"
+            lines.log(str(error), again, level=logging.WARNING)
+            why, ends = Obstacle(str(error), "free some space, or give it up by Ctrl-C"), time.monotonic() + AGAIN_S
+            lines.until(lambda: time.monotonic() >= ends, given_up, lambda: operator.waits(why), every=POLL_SECONDS)  # noqa: B023
+            before_again()
+        else:
+            return
 
 
 def check_source(config: ExperimentConfig) -> None:
     """Raise ConfigError unless a human can act on the robot of `config`."""
     # An environment of the user's own may let a human in (`info["intervene_action"]`), which shows only as it runs.
-    if config.actor.intervention == "none" and not isinstance(config.robot, GymConfig):
-        raise ConfigError(
-            f"--policy=human has no one to record (got none, expected {', '.join(DEVICES)}, scripted or a file). Give "
-            "--config.actor.intervention=spacemouse, or another device (docs/operator.md)",
-            parameter="actor.intervention",
-        )
+    require(config.actor.intervention != "none" or isinstance(config.robot, GymConfig), "actor.intervention",
+        f"--policy=human has no one to record (got none, expected {', '.join(DEVICES)}, scripted or a file). Give "
+        "--config.actor.intervention=spacemouse, or another device (docs/operator.md)")  # fmt: skip
 
 
 def open_human(config: ExperimentConfig, env: RobotEnv, attempts: int) -> InterventionSource | None:
@@ -93,7 +219,6 @@ class RecordingTotals:
             self._set_aside(episode_id)
 
     def amend(self, amend: Amend) -> None:
-        """Set the file of an episode aside: it is discarded, or its label undone."""
         if amend.episode_id in self._kept:
             self._set_aside(amend.episode_id)
         else:
@@ -121,12 +246,10 @@ class RecordingTotals:
 
     @property
     def successes(self) -> list[Demonstration]:
-        """Demonstrations that were kept."""
         return [k.demonstration for k in self._kept.values() if k.demonstration.outcome is Outcome.SUCCESS]
 
     @property
     def failures(self) -> int:
-        """Failures that were kept as well."""
         return len(self._kept) - len(self.successes)
 
     def summary(self, *, human: bool) -> str:
@@ -145,12 +268,11 @@ class Pace:
     """The rate of a simulator that a human moves or watches (`paced`); a real robot keeps its own."""
 
     def __init__(self, config: ExperimentConfig, spec: RobotSpec, clock: Clock | None = None, *, paced: bool) -> None:
-        self._clock, self._dt = clock or MonotonicClock(), spec.dt
+        self._clock, self._dt = clock or Clock(), spec.dt
         self._paced = paced and not config.robot.real
         self._start = 0.0  # of tick 0
 
     def wait(self, tick: int) -> None:
-        """Wait until a tick is due."""
         if not self._paced:
             return
         now, due = self._clock.now(), self._start + tick * self._dt
@@ -193,7 +315,7 @@ class Recording:
         writer: EpisodeWriter, totals: RecordingTotals,
         *, config: ExperimentConfig, cameras: tuple[str, ...], number: int, there: int,
         operator: Operator | None = None, stop: Callable[[], str | None] = no_stop, clock: Clock | None = None,
-        progress: Callable[[int], object] | None = None, stream: Stream | None = None,
+        progress: Callable[[int], object] | None = None, stream: DemonstrationStream | None = None,
     ) -> None:  # fmt: skip
         # It limits how much an operator helps a policy in training.
         config = dataclasses.replace(config, actor=config.actor.without_human_limit())
@@ -218,7 +340,6 @@ class Recording:
 
     @property
     def missing(self) -> int:
-        """Demonstrations still to be recorded."""
         return self._number - self._there - len(self.totals.successes)
 
     def run(self, seed: int) -> None:
@@ -284,11 +405,8 @@ class Recording:
             return
         if self._sink is None:
             raise ConfigError(f"{self._named} failed {failed} of {attempts} episodes; giving up")
-        if source != "none" and source.lower() not in DEVICES:
-            raise ConfigError(
-                f"{failed} of {attempts} episodes were no success (got {source!r}); giving up",
-                parameter="actor.intervention",
-            )
+        require(source == "none" or source.lower() in DEVICES, "actor.intervention",
+            f"{failed} of {attempts} episodes were no success (got {source!r}); giving up")  # fmt: skip
 
     def _described(self) -> dict[str, object]:
         done, totals = self._number - self.missing, self.totals

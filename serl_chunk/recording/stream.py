@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from serl_chunk.data.demos import NoDemosFoundError, load_demos, short_digest
 from serl_chunk.data.formats.hdf5_io import close_files
 from serl_chunk.data.source import sorted_files
 from serl_chunk.io import plural
+from serl_chunk.transport.client.link import LearnerLink
 from serl_chunk.transport.wire.handshake import DEMONSTRATIONS, UnreachableError, Welcome
 from serl_chunk.types import (
     DECISION_PREFIX,
@@ -23,7 +24,6 @@ from serl_chunk.types import (
     DataError,
     Episode,
     Outcome,
-    RecordSink,
     SerlChunkError,
     Source,
     Step,
@@ -38,24 +38,6 @@ _LOOK_S = 0.2  # seconds between looks at a link that is away
 _QUEUED = 64  # steps that wait for the spool: an episode with images is not in memory twice
 
 
-class DemonstrationLink(RecordSink, Protocol):
-    """What a stream needs of `LearnerLink`."""
-
-    welcome: Welcome | None
-    error: SerlChunkError | None
-
-    @property
-    def finished(self) -> str | None: ...
-    @property
-    def away(self) -> float: ...
-    def connect(self, timeout: float | None = None, on_waiting: Any = ...) -> Welcome: ...
-    def act_for(self, run: str) -> None: ...
-    def can_begin(self) -> tuple[bool, str]: ...
-    def flush(self, timeout: float) -> bool: ...
-    def stats(self) -> dict[str, float]: ...
-    def close(self) -> None: ...
-
-
 class _Demonstration(NamedTuple):
     file: Path
     digest: bytes  # of its numbers, as the learner names it
@@ -67,13 +49,10 @@ class DemonstrationStream:
     The files are what is kept: each is sent after it was written, one at a time, and again where the learner does not
     have it. The learner leaves out what it has. Without a learner the stream waits, and the recording goes on.
 
-    Args:
-        link: to the learner; closed with the stream.
-        cameras: whose frames are sent.
-        where: of the learner, for messages.
+    `link` is closed with the stream; `where` names the learner in messages.
     """
 
-    def __init__(self, link: DemonstrationLink, cameras: tuple[str, ...], spec: Any, where: str) -> None:
+    def __init__(self, link: LearnerLink, cameras: tuple[str, ...], spec: Any, where: str) -> None:
         self._link, self._cameras, self._spec, self._where = link, cameras, spec, where
         self._wanted: list[_Demonstration] = []
         self._files: list[Path] = []  # not read yet
@@ -103,7 +82,6 @@ class DemonstrationStream:
         self._thread.start()
 
     def add(self, file: Path) -> None:
-        """Send a file that was written and checked."""
         self._files.append(file)
         self._news.set()
 
@@ -148,8 +126,10 @@ class DemonstrationStream:
                 except UnreachableError:
                     continue
                 while self._files:
-                    self._read_next()
-                    self._files.pop(0)
+                    file = self._files[0]
+                    if (episode := self._load(file)) is not None:
+                        self._wanted.append(_Demonstration(file, short_digest(episode)))
+                    self._files.pop(0)  # now, as it counts as lacking until then
                 lacking = next((d for d in self._wanted if d.digest not in self._held), None)
                 if lacking is None:
                     self._news.wait(_LOOK_S)
@@ -184,12 +164,6 @@ class DemonstrationStream:
             self._held = {digest.tobytes() for digest in welcome.arrays[DEMONSTRATIONS]}
             self._welcome = welcome
         return welcome
-
-    def _read_next(self) -> None:
-        file = self._files[0]
-        episode = self._load(file)
-        if episode is not None:
-            self._wanted.append(_Demonstration(file, short_digest(episode)))
 
     def _load(self, file: Path) -> Episode | None:
         """Read a demonstration as `--demo_path` does; None for a failure, and for a file that cannot be read."""
@@ -251,16 +225,9 @@ def steps_of(block: StepBlock) -> Iterator[Step]:
         decision = {k.removeprefix(DECISION_PREFIX): v for k, v in there.items() if k.startswith(DECISION_PREFIX)}
         dims = there.get(HUMAN_DIMS)
         yield Step(
-            block.first_tick + i,
-            {key: np.asarray(value) for key, value in block.observation_at(i).items()},
-            block.action[i],
-            float(block.reward[i]),
-            Source(int(block.source[i])),
-            int(block.decision_tick[i]),
-            int(block.policy_version[i]),
-            float(block.stamp[i]),
-            decision={k: np.asarray(v) for k, v in decision.items()} or None,
-            policy_age=float(block.policy_age[i]),
-            lost_ticks=int(block.lost_ticks[i]),
-            human_dims=None if dims is None else np.asarray(dims, np.bool_),
-        )
+            block.first_tick + i, {key: np.asarray(value) for key, value in block.observation_at(i).items()},
+            block.action[i], float(block.reward[i]), Source(int(block.source[i])), int(block.decision_tick[i]),
+            int(block.policy_version[i]), float(block.stamp[i]),
+            decision={k: np.asarray(v) for k, v in decision.items()} or None, policy_age=float(block.policy_age[i]),
+            lost_ticks=int(block.lost_ticks[i]), human_dims=None if dims is None else np.asarray(dims, np.bool_),
+        )  # fmt: skip

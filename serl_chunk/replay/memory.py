@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.config.replay import ReplayConfig
+from serl_chunk.config.experiment import ExperimentConfig, ReplayConfig
 from serl_chunk.replay.features import PLACE_BYTES, ROW_BYTES, ROW_PLACE_BYTES, FeatureSpec, groups_of
 from serl_chunk.replay.frame_storage import cached_frames
 from serl_chunk.types import CameraSpec, ConfigError, RobotSpec

@@ -199,7 +199,10 @@ class PolicyClient:
             try:
                 connection, metadata = self._connect()
             except RefusedError as error:
-                self._give_up(error)
+                logger.error(str(error))
+                with self._changed:
+                    self._permanent, self.waiting = error, str(error)
+                    self._changed.notify_all()
                 return
             except Exception as error:  # of whatever kind: without this thread, no server is ever found again
                 reason = f"{self._named} cannot be reached ({_reason(error)})"
@@ -240,12 +243,6 @@ class PolicyClient:
         self._slow, self.waiting = True, f"{self._named} has not answered for {SLOW_S:g} s"
         may = "it may have stopped, or the network between" if self._answered else "it may compile its policy"
         logger.warning(f"{self.waiting} ({may}). The robot holds. Look at that server, or start it again")
-
-    def _give_up(self, error: SerlChunkError) -> None:
-        logger.error(str(error))
-        with self._changed:
-            self._permanent, self.waiting = error, str(error)
-            self._changed.notify_all()
 
     def _connect(self) -> tuple[Any, dict[str, Any]]:
         """Return a connection and the server's metadata. Raises RefusedError where it refuses us for good."""

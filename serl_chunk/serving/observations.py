@@ -67,7 +67,6 @@ class ObservationReader:
         return state
 
     def _frame(self, values: Mapping[str, Any], camera: str) -> tuple[str, Any]:
-        """Return a camera's entry with its name in the request."""
         nested = values.get("images")
         if isinstance(nested, Mapping) and camera in nested:
             return f"images.{camera}", nested[camera]
@@ -154,7 +153,6 @@ class ObservationWriter:
         return lambda observation: observation[STATE][part]
 
     def write(self, observation: Observation, task: str) -> dict[str, Any]:
-        """Return a request's values."""
         if self._entries:
             return {**{entry.name: entry.read(observation) for entry in self._entries}, PROMPT: task}
         images = {c: np.ascontiguousarray(observation[IMAGE_PREFIX + c].transpose(2, 0, 1)) for c in self.cameras}

@@ -6,17 +6,18 @@ import asyncio
 import contextlib
 import logging
 import math
+import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from http import HTTPStatus
-from typing import Any, Generic, NamedTuple, Self
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 
 from serl_chunk.io import os_reason
 from serl_chunk.serving import codec
-from serl_chunk.serving.batching import BatchThread, Item
 from serl_chunk.serving.endpoint import is_authorized, websockets
 from serl_chunk.types import ConfigError, SerlChunkError
 from serl_chunk_robot.wire.codec import shown
@@ -32,6 +33,78 @@ CLOSING_S = 2.0  # for the clients' own goodbye
 FAILED = 1011  # close code of a refused request, as openpi's server has it
 CROWDED = 1013  # close code of a client that gives its place to another
 MAX_ERROR = 2000  # characters of an error that is sent
+Item = TypeVar("Item")
+
+
+def batch_sizes(largest: int) -> tuple[int, ...]:
+    """Return the sizes that batches are padded to: powers of two, and `largest`."""
+    return tuple(sorted({*(1 << i for i in range(largest.bit_length()) if 1 << i <= largest), largest}))
+
+
+class BatchThread(Generic[Item]):
+    """Decides what has come since the batch before, `largest` at most, in one call.
+
+    No request waits for others: while one batch is computed, the next one gathers.
+
+    Args:
+        decide: returns an answer, or the error of one, for each item. It gets as many items as one of `batch_sizes`:
+            the first item again for each that is missing, whose answers are dropped.
+    """
+
+    def __init__(self, decide: Callable[[Sequence[Item]], Sequence[Answer | SerlChunkError]], largest: int) -> None:
+        self.sizes = batch_sizes(largest)
+        self.counts = dict.fromkeys(range(1, largest + 1), 0)
+        """Number of items -> batches of so many, padding not counted."""
+        self._decide = decide
+        self._waiting: queue.SimpleQueue[tuple[Item, Future[Answer]] | None] = queue.SimpleQueue()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="batches", daemon=True)
+        self._thread.start()
+
+    def submit(self, item: Item) -> Future[Answer]:
+        """Return the answer to come. It holds a SerlChunkError for an item that cannot be decided."""
+        future: Future[Answer] = Future()
+        self._waiting.put((item, future))
+        return future
+
+    def close(self) -> None:
+        """End the thread after the batch under way; what waits is cancelled."""
+        self._closed = True
+        self._waiting.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closed:
+            batch = [entry] if (entry := self._waiting.get()) is not None else []
+            while len(batch) < self.sizes[-1]:
+                try:
+                    following = self._waiting.get_nowait()
+                except queue.Empty:
+                    break
+                if following is not None:
+                    batch.append(following)
+            # A client that left meanwhile has cancelled its own.
+            if batch := [each for each in batch if each[1].set_running_or_notify_cancel()]:
+                self._answer(batch)
+        while not self._waiting.empty():
+            if (left := self._waiting.get()) is not None:
+                left[1].cancel()
+
+    def _answer(self, batch: list[tuple[Item, Future[Answer]]]) -> None:
+        items = [item for item, _ in batch]
+        size = next(size for size in self.sizes if size >= len(items))
+        answers: Sequence[Answer | BaseException]
+        try:
+            answers = self._decide([*items, *[items[0]] * (size - len(items))])
+        except Exception as error:  # of all of them: this thread decides for the clients after these too
+            logger.exception("a batch could not be decided")
+            answers = [error] * len(items)
+        self.counts[len(items)] += 1
+        for (_, future), answer in zip(batch, answers, strict=False):
+            if isinstance(answer, BaseException):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
 
 
 class Answer(NamedTuple):
@@ -60,10 +133,7 @@ class PolicyServer(Generic[Item]):
     `GET /healthz` answers without a key. A request that is refused is answered by a text, and its connection is
     closed; it reaches no other client.
 
-    Args:
-        max_bytes: of a request.
-        largest: batch; see `BatchThread`.
-        key: that clients must send; empty: none.
+    `max_bytes`: of a request. `largest`: batch, see `BatchThread`. `key`: that clients must send; empty: none.
     """
 
     def __init__(
@@ -72,7 +142,7 @@ class PolicyServer(Generic[Item]):
         self._websockets = websockets()  # refuses a missing library before anything is started
         self._policy, self._host, self._port, self._max_bytes, self._key = policy, host, port, max_bytes, key
         self._metadata = codec.pack(dict(policy.metadata))
-        self._batches: BatchThread[Item, Answer] = BatchThread(policy.decide, largest)
+        self._batches: BatchThread[Item] = BatchThread(policy.decide, largest)
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
         self._listening: threading.Event = threading.Event()
@@ -95,7 +165,6 @@ class PolicyServer(Generic[Item]):
 
     @property
     def batch_counts(self) -> dict[int, int]:
-        """Clients decided together -> batches of so many."""
         return {size: count for size, count in self._batches.counts.items() if count}
 
     def start(self) -> None:

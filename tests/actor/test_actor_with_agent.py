@@ -12,9 +12,8 @@ from actor_helpers import ListSink, chunk_starts
 from serl_chunk.actor.episode import EpisodeRunner
 from serl_chunk.actor.policy import ChunkPolicy
 from serl_chunk.agents.registry import make_agent
-from serl_chunk.config.agents.acfql import AcfqlConfig
+from serl_chunk.config.agents.acfql import AcfqlConfig, DecoupledConfig
 from serl_chunk.config.agents.critic import CriticConfig
-from serl_chunk.config.agents.decoupled import DecoupledConfig
 from serl_chunk.config.agents.flow import FlowConfig
 from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig
 from serl_chunk.config.robots import FakeAlohaConfig

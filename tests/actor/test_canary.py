@@ -171,7 +171,7 @@ def test_a_discarded_episode_and_an_undone_label_count_nowhere():
     with ActorService(config, env=Judged(agent, lambda *_: True), agent=agent, link=link) as actor:
         actor.run(identity(LENGTH), RunProgress())
         ids = [r.episode_id for r in link.records if isinstance(r, Begin)]
-        counted = actor._session.choice._policy.gate._of_acting
+        counted = actor._session.policy.gate._of_acting
         assert str(counted.counts) == "6/6"
         actor.amend(Amend(ids[0], discard=True))
         for k, outcome in ((1, Outcome.UNKNOWN), (2, Outcome.FAILURE), (4, Outcome.SUCCESS)):

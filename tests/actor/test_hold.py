@@ -9,7 +9,7 @@ import pytest
 from actor_helpers import SPEC, LineEnv, NoisyAgent, make_config, make_policy
 
 from serl_chunk.actor.episode import EpisodeRunner
-from serl_chunk.actor.hold import HoldPolicy, hold_warning
+from serl_chunk.actor.handover import HoldPolicy, hold_warning
 from serl_chunk.actor.recorder import NullSink
 from serl_chunk.config.experiment import ActorConfig
 from serl_chunk.config.robots import FakeAlohaConfig, GymConfig

@@ -11,12 +11,12 @@ import pytest
 from actor_helpers import NoisyAgent, make_policy
 from transport_tools import eventually
 
-from serl_chunk.actor.clock import MonotonicClock
+from serl_chunk.actor.clock import Clock
 from serl_chunk.actor.inference import InferenceThread
 from serl_chunk.actor.policy import Request
 from serl_chunk.types import ConfigError, Snapshot
 
-CLOCK = MonotonicClock()
+CLOCK = Clock()
 
 
 def request(tick):

@@ -49,7 +49,8 @@ def config_of(port, **actor):
 @contextlib.contextmanager
 def policy_of(policy, config=None, **options):
     with server_of(policy, **options) as server, remote_policy(config or config_of(server.port), SPEC) as remote:
-        remote.await_available(lambda: None)
+        while not remote.available():
+            time.sleep(0.02)
         yield remote
 
 

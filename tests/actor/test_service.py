@@ -13,11 +13,10 @@ from errors import naming
 from fake_link import FakeLink
 
 from serl_chunk.actor import service
-from serl_chunk.actor.clock import MonotonicClock
+from serl_chunk.actor.clock import Clock
 from serl_chunk.actor.link import RunProgress
 from serl_chunk.actor.service import TRAINING_SEED_BASE, ActorService, ActorSummary, training_seed
-from serl_chunk.config.experiment import ActorConfig
-from serl_chunk.config.learner import LearnerConfig
+from serl_chunk.config.experiment import ActorConfig, LearnerConfig
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.devices.recorded import ReplayedIntervention, save_interventions
 from serl_chunk.evaluation.rollouts import EVAL_SEED_BASE, VALIDATION_SEED_BASE
@@ -26,7 +25,7 @@ from serl_chunk.types import Begin, ConfigError, DataError, End, PolicyOrigin, S
 FROM_THE_START = RunProgress()
 
 
-class SteppedClock(MonotonicClock):
+class SteppedClock(Clock):
     """Every look at it takes a second."""
 
     def __init__(self):
@@ -75,7 +74,7 @@ def test_episodes_are_recorded_and_delivered(said):
 
 
 def test_status_lines_of_a_fast_simulator_are_seconds_apart(said):
-    clock = type("SetClock", (MonotonicClock,), {"time": 0.0, "now": lambda self: self.time})()
+    clock = type("SetClock", (Clock,), {"time": 0.0, "now": lambda self: self.time})()
 
     def on_episode(summary):
         clock.time += 4.0

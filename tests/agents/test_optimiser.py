@@ -11,8 +11,8 @@ from agent_tools import close, drawn, made
 
 from serl_chunk.agents.optimiser import adam
 from serl_chunk.config.agents.acfql import AcfqlConfig
+from serl_chunk.config.agents.base import Optimiser
 from serl_chunk.config.agents.bc import BcConfig
-from serl_chunk.config.agents.optimiser import Optimiser
 from serl_chunk.config.agents.pi0 import Pi0Config
 from serl_chunk.config.agents.published_qc import PublishedQcConfig
 

@@ -14,10 +14,9 @@ from agent_tools import drawn, make_batches, named, seen_by
 from serl_chunk.agents.base import Agent
 from serl_chunk.agents.registry import IMPLEMENTATIONS, make_agent
 from serl_chunk.agents.spec import agent_spec
-from serl_chunk.config.agents.acfql import AcfqlConfig
+from serl_chunk.config.agents.acfql import AcfqlConfig, DecoupledConfig
 from serl_chunk.config.agents.base import ActorCriticConfig, AgentConfig
 from serl_chunk.config.agents.bc import BcConfig
-from serl_chunk.config.agents.decoupled import DecoupledConfig
 from serl_chunk.config.agents.encoder import EncoderConfig
 from serl_chunk.config.agents.published_qc import PublishedQcConfig
 from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig

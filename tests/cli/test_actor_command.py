@@ -17,7 +17,7 @@ from serl_chunk.actor.service import ActorService, ActorSummary
 from serl_chunk.cli import actor, evaluation
 from serl_chunk.cli.evaluation import EvaluationOptions
 from serl_chunk.cli.keys import LearnerAddress
-from serl_chunk.cli.process import load, spec_of
+from serl_chunk.cli.process import load
 from serl_chunk.config.agents.bc import BcConfig
 from serl_chunk.config.agents.flow import FlowConfig
 from serl_chunk.config.experiment import ActorConfig
@@ -27,6 +27,7 @@ from serl_chunk.config.robots import AlohaConfig
 from serl_chunk.data.normalise.normaliser import Normaliser, fit_normaliser
 from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.learner.service import welcome_of
+from serl_chunk.outcomes.robot import spec_of
 from serl_chunk.transport.wire.handshake import Welcome
 from serl_chunk.types import Amend, CameraSpec, DataError, PolicyOrigin, SerlChunkError, Snapshot
 

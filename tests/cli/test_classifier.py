@@ -12,13 +12,14 @@ import pytest
 
 from serl_chunk.classifier.dataset import LABELS
 from serl_chunk.classifier.files import read_description
-from serl_chunk.cli.process import load, spec_of
+from serl_chunk.cli.process import load
 from serl_chunk.cli.record import run_record
 from serl_chunk.config.overrides import apply_overrides
 from serl_chunk.data.formats import open_episodes
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.main import main
 from serl_chunk.outcomes.classifier import Classifier
+from serl_chunk.outcomes.robot import spec_of
 
 CONFIG = apply_overrides(load("fake_aloha", []), [("robot.image_size", "16")])
 

@@ -73,19 +73,19 @@ def record(monkeypatch, tmp_path):
         env = env or LineEnv(length=LENGTH, success_at=4)
         env.goes_on = True
         keys = Keys(env, pressed or {})
-        monkeypatch.setattr(recording, "MonotonicClock", SimClock)
+        monkeypatch.setattr(recording, "Clock", SimClock)
         monkeypatch.setattr(module, "make_env", lambda robot: env)
         monkeypatch.setattr(module, "open_human", lambda *a: HumanOnTicks(range(3, 9)))
         monkeypatch.setattr(module, "spec_of", lambda config: env.robot_spec)
 
         @contextlib.contextmanager
-        def console_of(config, name, *, amend, end, over, takes, simulated):
+        def console_of(config, name, *, amend, end, takes, simulated):
             assert simulated
             now = lambda: 0.02 * env.tick  # noqa: E731
             feet = None if pedal is None else Pedal(env, pedal)
             operator = Operator(
-                over(keys), None, amend=amend, end=end, now=now, countdown=0.0, pause=lambda seconds: None,
-                devices=OperatorDevices(pedal=feet, clock=now, takes=takes),
+                keys, None, amend=amend, end=end, now=now, countdown=0.0, pause=lambda seconds: None,
+                devices=OperatorDevices(pedal=feet, clock=now), takes=takes,
             )  # fmt: skip
             yield operator if terminal else None
 

@@ -16,9 +16,10 @@ from serl_chunk.cli.actor import LearnerAddress, run_training_actor
 from serl_chunk.cli.evaluation import EvaluationOptions, run_evaluation
 from serl_chunk.cli.learner import run_learner
 from serl_chunk.cli.local import train_local
-from serl_chunk.cli.process import load, spec_of
+from serl_chunk.cli.process import load
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.learner.building import RunOptions
+from serl_chunk.outcomes.robot import spec_of
 from serl_chunk.robots.registry import make_env
 from serl_chunk.runs.folder import open_run
 from serl_chunk.transport.wire.handshake import RefusedError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import signal
+import types
 
 import pytest
 from actor_helpers import make_config
@@ -13,11 +14,12 @@ from serl_chunk import signals
 from serl_chunk.attention.alarm import Alarm
 from serl_chunk.cli import console
 from serl_chunk.cli.console import console_of
-from serl_chunk.config.devices import DeviceConfig
 from serl_chunk.config.experiment import ActorConfig
-from serl_chunk.config.operator import OperatorConfig
+from serl_chunk.config.operator import DeviceConfig, OperatorConfig
 from serl_chunk.console.bindings import ActorState
 from serl_chunk.types import ConfigError
+
+PAGE = types.SimpleNamespace(begin=lambda *shown, **options: None)
 
 
 class Pedal:
@@ -38,9 +40,12 @@ def served(operator: OperatorConfig, *, real: bool = True):
     return dataclasses.replace(config, robot=dataclasses.replace(config.robot, is_real=real), operator=operator)
 
 
-def opened(file, *, real: bool, **more):
-    config = served(OperatorConfig(attention=str(file)), real=real)
+def opened_on(config, **more):
     return console_of(config, "a", amend=lambda record: None, end=lambda: None, **more)
+
+
+def opened(file, *, real: bool, **more):
+    return opened_on(served(OperatorConfig(attention=str(file)), real=real), **more)
 
 
 def test_an_alarm_is_for_an_operator_of_a_real_robot(tmp_path):
@@ -51,7 +56,7 @@ def test_an_alarm_is_for_an_operator_of_a_real_robot(tmp_path):
     assert caught.value.parameter == "operator.attention"
     with opened(file, real=False) as operator:
         assert operator is None
-    with opened(file, real=True, other_inputs=True) as operator:
+    with opened(file, real=True, page=PAGE) as operator:
         operator.decided({"q": 0.8})
         operator.decided({"q": 0.2})
         assert not operator.holding
@@ -67,7 +72,7 @@ def test_leaders_are_driven_under_an_operator_alone():
 
 
 def test_a_file_that_is_no_alarm_is_refused(tmp_path):
-    refused = opened(tmp_path / "none", real=True, other_inputs=True)
+    refused = opened(tmp_path / "none", real=True, page=PAGE)
     with pytest.raises(ConfigError, match=naming(tmp_path / "none", "no such file")) as caught, refused:
         pass
     assert caught.value.parameter == "operator.attention"
@@ -84,7 +89,9 @@ def test_a_closed_terminal_holds_where_a_page_or_a_pedal_can_go_on(monkeypatch, 
     try:
         signals._install(signals._interrupt)
         config = served(OperatorConfig(pedal="foot" if pedal else "", gestures=gestures))
-        with console_of(config, "a", amend=lambda record: None, end=lambda: None, other_inputs=page) as operator:
+        with console_of(
+            config, "a", amend=lambda record: None, end=lambda: None, page=PAGE if page else None
+        ) as operator:
             signal.raise_signal(signal.SIGHUP)
             operator.poll(ActorState.POLICY)
             assert operator.holding == goes_on

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from serl_chunk.cli.data.inspect import _drawn
-from serl_chunk.cli.process import load, spec_of
+from serl_chunk.cli.process import load
 from serl_chunk.cli.record import run_record
 from serl_chunk.data.formats.hdf5 import read_episode, write_episode
 from serl_chunk.data.normalise.chunk_statistics import read_norm_stats
 from serl_chunk.main import main
+from serl_chunk.outcomes.robot import spec_of
 
 CONFIG = load("fake_aloha", [])
 SPEC = spec_of(CONFIG)

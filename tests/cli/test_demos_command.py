@@ -17,7 +17,7 @@ from errors import naming
 
 from serl_chunk.cli.learner import make_learner, train_offline
 from serl_chunk.cli.local import train_local
-from serl_chunk.cli.process import load, spec_of
+from serl_chunk.cli.process import load
 from serl_chunk.cli.record import run_record
 from serl_chunk.data import rotating_dataset
 from serl_chunk.data.demos import load_demos
@@ -27,6 +27,7 @@ from serl_chunk.data.source import ReadOptions
 from serl_chunk.learner import building
 from serl_chunk.learner.building import RunOptions
 from serl_chunk.learner.offline_data import DemoOptions, InitialData, open_dataset, read_demos
+from serl_chunk.outcomes.robot import spec_of
 from serl_chunk.runs.folder import open_run
 from serl_chunk.runs.metrics import MetricsLog
 from serl_chunk.types import ConfigError, DataError, Outcome

@@ -13,11 +13,12 @@ from errors import naming
 from serl_chunk.actor.service import ActorService
 from serl_chunk.cli import local
 from serl_chunk.cli.local import SESSION, LocalLink, train_local
-from serl_chunk.cli.process import load, spec_of
+from serl_chunk.cli.process import load
 from serl_chunk.config.agents.bc import BcConfig
 from serl_chunk.config.agents.flow import FlowConfig
 from serl_chunk.learner.building import RunOptions
 from serl_chunk.learner.schedule import Phase
+from serl_chunk.outcomes.robot import spec_of
 from serl_chunk.runs.folder import open_run
 from serl_chunk.types import Amend, Begin, ConfigError, End, Outcome, Snapshot, Source, Step, StepBlock
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from errors import naming
 
-from serl_chunk.cli.commands import COMMANDS
+from serl_chunk.cli.commands import LISTED
 from serl_chunk.cli.evaluation import EvaluationOptions
 from serl_chunk.cli.keys import LearnerAddress
-from serl_chunk.cli.process import OF_BOTH_SIDES, OF_THE_LEARNER, load, print_config, spec_of
+from serl_chunk.cli.process import OF_BOTH_SIDES, OF_THE_LEARNER, load, print_config
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import value_at
 from serl_chunk.config.presets import PRESETS
@@ -23,6 +23,7 @@ from serl_chunk.data.source import ReadOptions
 from serl_chunk.learner.building import RunOptions
 from serl_chunk.learner.offline_data import DemoOptions
 from serl_chunk.main import main
+from serl_chunk.outcomes.robot import spec_of
 from serl_chunk.runs.folder import open_run, read_config
 from serl_chunk.types import ConfigError, DataError
 from serl_chunk.version import version_info
@@ -187,7 +188,7 @@ def test_the_help_is_short_unless_all_of_it_is_wanted(arguments, capsys):
     most_used = {"exp_name", "learner", "actor", "local", "demo_path", "checkpoint_path", "ip", "bind", "preset"}
     assert most_used | {"eval_checkpoint_step", "eval_n_trajs", "help_all", "version"} <= flags
     assert text.count("  serl-chunk ") >= 3  # examples
-    for command in COMMANDS:
+    for command in LISTED:
         assert re.search(rf"^  {command} +\w", text, re.MULTILINE)
     if arguments == ["--help_all"]:
         assert flags > most_used | {"save_video", "port", "keys", "insecure", "utd_ratio"}

@@ -11,10 +11,11 @@ import pytest
 from learner_tools import learner_of, let_go
 
 from serl_chunk.agents.registry import make_agent
-from serl_chunk.cli.process import load, spec_of
+from serl_chunk.cli.process import load
 from serl_chunk.cli.record import run_record
 from serl_chunk.main import main
 from serl_chunk.models.pi0 import tree
+from serl_chunk.outcomes.robot import spec_of
 from serl_chunk.runs.openpi_checkpoints import Checkpoint, export
 
 EXPERIMENT = """
@@ -23,9 +24,9 @@ from dataclasses import replace
 from serl_chunk import BcConfig
 from serl_chunk.config.agents.encoder import EncoderConfig
 from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
-from serl_chunk.config.learner import LearnerConfig
+from serl_chunk.config.experiment import LearnerConfig
 from serl_chunk.config.agents.pi0 import ExpertConfig, Pi0Config, SiglipConfig, VlmConfig
-from serl_chunk.config.replay import ReplayConfig
+from serl_chunk.config.experiment import ReplayConfig
 from serl_chunk.config.robots import FakeAlohaConfig
 
 

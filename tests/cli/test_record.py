@@ -25,8 +25,7 @@ from serl_chunk.data.inspect.results import Issue
 from serl_chunk.devices.recorded import save_interventions
 from serl_chunk.main import main
 from serl_chunk.recording import recording
-from serl_chunk.recording.demonstration import Demonstration
-from serl_chunk.recording.recording import Recording, RecordingTotals
+from serl_chunk.recording.recording import Demonstration, Recording, RecordingTotals
 from serl_chunk.robots.fake.single_arm import FakeSingleArmEnv
 from serl_chunk.robots.registry import make_env, make_expert
 from serl_chunk.types import Amend, ConfigError, DataError, Outcome, Source

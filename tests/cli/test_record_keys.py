@@ -18,8 +18,8 @@ from serl_chunk.console.bindings import Action, ActorState
 from serl_chunk.data.formats import hdf5_writer
 from serl_chunk.data.formats.hdf5 import read_episode
 from serl_chunk.operator.operator import Operator
-from serl_chunk.recording import full_disk as full_disk_module
 from serl_chunk.recording import recording
+from serl_chunk.recording import recording as full_disk_module
 from serl_chunk.types import DataError, Outcome, Source
 
 POLLING = full_disk_module.polling

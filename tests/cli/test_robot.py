@@ -18,8 +18,7 @@ from robot_limits import HIGH as MOST
 from robot_served import HERE, served, until
 
 from serl_chunk import main as whole
-from serl_chunk.cli.robot.dry import Changed, dry_run
-from serl_chunk.cli.robot.recorded import Recorded
+from serl_chunk.cli.robot.dry import Changed, Recorded, dry_run
 from serl_chunk.cli.robot.replay import approach, await_go, compared, play
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.data.formats.hdf5_writer import EpisodeWriter

@@ -5,17 +5,17 @@ import json
 
 import pytest
 
-from serl_chunk.cli.process import load, spec_of
-from serl_chunk.config.agents.acfql import AcfqlConfig
+from serl_chunk.cli.process import load
+from serl_chunk.config.agents.acfql import AcfqlConfig, DecoupledConfig
 from serl_chunk.config.agents.acrlpd import AcrlpdConfig
 from serl_chunk.config.agents.base import AgentConfig
 from serl_chunk.config.agents.bc import BcConfig
-from serl_chunk.config.agents.decoupled import DecoupledConfig
 from serl_chunk.config.agents.published_qc import PublishedQcConfig
 from serl_chunk.config.compatibility import affects_acting, contract
 from serl_chunk.config.fields import leaves
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.presets import configured
+from serl_chunk.outcomes.robot import spec_of
 from serl_chunk.transport.wire.handshake import compare
 
 CONFIG = load("fake_aloha", [])

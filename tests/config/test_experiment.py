@@ -8,11 +8,10 @@ import typing
 import pytest
 
 from serl_chunk.agents.spec import agent_spec
-from serl_chunk.cli.process import load, spec_of
-from serl_chunk.config.agents.acfql import AcfqlConfig
+from serl_chunk.cli.process import load
+from serl_chunk.config.agents.acfql import AcfqlConfig, DecoupledConfig
 from serl_chunk.config.agents.acrlpd import AcrlpdConfig
 from serl_chunk.config.agents.bc import BcConfig
-from serl_chunk.config.agents.decoupled import DecoupledConfig
 from serl_chunk.config.agents.gripper import HIL_SERL_CHOICES, GripperConfig
 from serl_chunk.config.agents.pi0 import PI0_PRESETS, Pi0Config
 from serl_chunk.config.agents.published_qc import PublishedQcConfig
@@ -21,6 +20,7 @@ from serl_chunk.config.experiment import ExperimentConfig as Experiment
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.presets import PI0_ROBOTS
 from serl_chunk.config.robots import FakeAlohaConfig, GymConfig
+from serl_chunk.outcomes.robot import spec_of
 
 MODES = typing.get_args(typing.get_type_hints(NormaliserConfig)["actions"])
 

@@ -9,22 +9,19 @@ from typing import Any
 import pytest
 from errors import naming
 
-from serl_chunk.config.agents.acfql import AcfqlConfig
+from serl_chunk.config.agents.acfql import AcfqlConfig, DecoupledConfig
 from serl_chunk.config.agents.acrlpd import AcrlpdConfig
 from serl_chunk.config.agents.bc import BcConfig
 from serl_chunk.config.agents.critic import CriticConfig, SacCriticConfig
-from serl_chunk.config.agents.decoupled import DecoupledConfig
 from serl_chunk.config.agents.encoder import EncoderConfig
 from serl_chunk.config.agents.flow import FlowConfig
 from serl_chunk.config.agents.gripper import GripperConfig, SacGripperConfig
 from serl_chunk.config.agents.language import LanguageConfig
 from serl_chunk.config.agents.published_qc import PublishedQcConfig
-from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig
+from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig, LearnerConfig, ReplayConfig
 from serl_chunk.config.fields import value_at
-from serl_chunk.config.learner import LearnerConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.presets import NOT_OF_COMPAT, PRESETS, configured
-from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.types import ConfigError
 

@@ -9,20 +9,25 @@ import pytest
 from errors import naming
 
 from serl_chunk.cli.process import load
-from serl_chunk.config.agents.acfql import AcfqlConfig
+from serl_chunk.config.agents.acfql import AcfqlConfig, DecoupledConfig
 from serl_chunk.config.agents.acrlpd import AcrlpdConfig
 from serl_chunk.config.agents.bc import BcConfig
 from serl_chunk.config.agents.critic import CriticConfig, SacCriticConfig
-from serl_chunk.config.agents.decoupled import DecoupledConfig
 from serl_chunk.config.agents.encoder import EncoderConfig
 from serl_chunk.config.agents.flow import FlowConfig
 from serl_chunk.config.agents.gripper import GripperConfig, SacGripperConfig
 from serl_chunk.config.agents.pi0 import PI0_PRESETS, ExpertConfig, Pi0Config, SiglipConfig
 from serl_chunk.config.agents.published_qc import PublishedQcConfig
-from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig, NormaliserConfig, RewardConfig
-from serl_chunk.config.learner import LearnerConfig
+from serl_chunk.config.experiment import (
+    ActorConfig,
+    ChunkConfig,
+    ExperimentConfig,
+    LearnerConfig,
+    NormaliserConfig,
+    ReplayConfig,
+    RewardConfig,
+)
 from serl_chunk.config.overrides import apply_overrides
-from serl_chunk.config.replay import ReplayConfig
 from serl_chunk.config.robots import FakeAlohaConfig, GymConfig, OgbenchConfig
 from serl_chunk.types import ConfigError
 

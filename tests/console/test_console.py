@@ -43,7 +43,7 @@ def shows(pty: Pty, part: str, there: bool = True) -> None:
 
 
 def begun(console: OperatorConsole) -> bool:
-    return wait_until(lambda: list(console.actions()) or console._keys.begun(console._clock()))
+    return wait_until(lambda: list(console.actions()) or console._keys.begun(time.monotonic()))
 
 
 def test_keys_become_actions_and_two_keys_one(pty, console):
@@ -93,7 +93,7 @@ def test_a_change_of_state_leaves_of_what_was_typed_stops_alone(pty, console):
     pty.type(b"q")
     assert begun(console)
     console.empty()
-    assert console._keys.begun(console._clock()) is None
+    assert console._keys.begun(time.monotonic()) is None
     pty.type(b"u")
     assert next_actions(console) == [Action.UNDO]
 

@@ -6,8 +6,7 @@ import threading
 
 import pytest
 
-from serl_chunk.console.bindings import REPEAT, SECOND_STEP, STOPS, Action
-from serl_chunk.console.request_queue import RequestQueue
+from serl_chunk.console.bindings import REPEAT, SECOND_STEP, STOPS, Action, RequestQueue
 
 
 def put(inlet: RequestQueue, *requests: tuple[float, Action], source: str = "page") -> list[Action]:

@@ -16,7 +16,7 @@ from errors import naming
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serl_chunk.cli.process import load, spec_of
+from serl_chunk.cli.process import load
 from serl_chunk.config.agents.acfql import AcfqlConfig
 from serl_chunk.config.agents.bc import BcConfig
 from serl_chunk.config.agents.language import VOCABULARY, LanguageConfig
@@ -37,6 +37,7 @@ from serl_chunk.data.prompts import (
     make_prompts,
     tokens_digest,
 )
+from serl_chunk.outcomes.robot import spec_of
 from serl_chunk.transport.wire.jpeg import encode_jpeg, jpeg_images
 from serl_chunk.types import PROMPT, PROMPT_MASK, STATE, Amend, CameraSpec, ConfigError, DataError
 

@@ -11,8 +11,8 @@ from actor_helpers import LineEnv
 from errors import naming
 from human_desk import Clock, Mouse
 
-from serl_chunk.config.devices import DEVICES, DeviceConfig
 from serl_chunk.config.experiment import ActorConfig, ExperimentConfig
+from serl_chunk.config.operator import DEVICES, DeviceConfig
 from serl_chunk.config.robots import FakeAlohaConfig, FakeSingleArmConfig, GymConfig
 from serl_chunk.devices import human, operator
 from serl_chunk.devices.operator import make_human, switched

@@ -16,9 +16,8 @@ from hosted_device import HostedDevice
 from robot_served import HERE, free_port, served, wait
 
 from serl_chunk.cli.console import console_of
-from serl_chunk.config.devices import DeviceConfig
 from serl_chunk.config.experiment import ActorConfig, ExperimentConfig
-from serl_chunk.config.operator import OperatorConfig
+from serl_chunk.config.operator import DeviceConfig, OperatorConfig
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.console.bindings import Action
 from serl_chunk.devices import robot_hosted

@@ -290,7 +290,7 @@ def test_a_simulator_that_gives_up_costs_one_evaluation_and_no_training(tmp_path
     learner = SimpleNamespace(
         counters=lambda: Counters(40, 0, 0), metrics=SimpleNamespace(run_dir=tmp_path), preprocess=None
     )
-    monkeypatch.setattr("serl_chunk.evaluation.rollouts.evaluate_snapshot", gives_up)
+    monkeypatch.setattr("serl_chunk.evaluation.rollouts.policy_of", gives_up)
     own(learner, Snapshot(40, {}))
     [line] = caplog.messages
     assert line.startswith("the evaluation at step 40 failed and is left out; training goes on ")
@@ -300,7 +300,7 @@ def test_a_simulator_that_gives_up_costs_one_evaluation_and_no_training(tmp_path
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("serl_chunk.evaluation.rollouts.evaluate_snapshot", interrupted)
+    monkeypatch.setattr("serl_chunk.evaluation.rollouts.policy_of", interrupted)
     with pytest.raises(KeyboardInterrupt):  # no failure of the simulator's
         own(learner, Snapshot(40, {}))
     own.close()

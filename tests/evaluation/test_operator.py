@@ -11,9 +11,15 @@ from actor_helpers import HumanOnTicks, NoisyAgent, make_config, make_policy
 from operator_script import BY, DT, Desk, Press, Waiting
 
 from serl_chunk.console.bindings import Action, ActorState
-from serl_chunk.evaluation.operator import FAILED, UNJUDGED, EvaluationOperator
 from serl_chunk.evaluation.results import INTERVENTION
-from serl_chunk.evaluation.rollouts import EVAL_SEED_BASE, Entry, evaluate_in_turns
+from serl_chunk.evaluation.rollouts import (
+    EVAL_SEED_BASE,
+    FAILED,
+    UNJUDGED,
+    Entry,
+    EvaluationOperator,
+    evaluate_in_turns,
+)
 from serl_chunk.operator.motion_permit import COUNTDOWN
 
 USUAL = {

@@ -14,9 +14,7 @@ from serl_chunk.cli.local import train_local
 from serl_chunk.cli.record import run_record
 from serl_chunk.config.agents.acrlpd import AcrlpdConfig
 from serl_chunk.config.agents.critic import SacCriticConfig
-from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
-from serl_chunk.config.learner import LearnerConfig
-from serl_chunk.config.replay import ReplayConfig
+from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig, LearnerConfig, ReplayConfig
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.data.demos import load_demos
 from serl_chunk.data.source import decode_images

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from serl_chunk.config.learner import LearnerConfig
+from serl_chunk.config.experiment import LearnerConfig
 from serl_chunk.learner.schedule import Phase, TrainingProgress, TrainingSchedule, phases_of
 from serl_chunk.learner.trainers.phases import PIECE_BYTES, SCAN, updates_at_once
 from serl_chunk.types import CameraSpec

@@ -8,6 +8,7 @@ import pytest
 from operator_desk import COUNTDOWN, DT, Desk, Pedal, Press
 from ptys import Pty
 
+from serl_chunk.actor.interfaces import RobotInProcess
 from serl_chunk.console.bindings import Action, ActorState
 from serl_chunk.robots.base import DeviceActivity
 from serl_chunk.types import Source
@@ -92,7 +93,8 @@ def test_a_robot_that_is_cleared_elsewhere_waits_for_go_on(desk):
 @pytest.mark.parametrize("served", [True, False])
 def test_a_stop_is_latched_with_and_without_a_server(desk, served):
     if not served:
-        desk.operator._robot = desk.operator._consent._robot = None
+        desk.operator._robot = desk.operator._consent._robot = RobotInProcess()
+        desk.operator._served = False
     desk.operator.request(Action.STOP, "page")
     for _ in range(3):
         desk.operator.poll(ActorState.POLICY)

@@ -17,7 +17,7 @@ from serl_chunk.config.outcome import OutcomeConfig
 from serl_chunk.outcomes import classifier as module
 from serl_chunk.outcomes.classifier import SETTING, Classifier
 from serl_chunk.outcomes.judge import CLASSIFIER, CONDITION, FUNCTION
-from serl_chunk.outcomes.robot import ObservedClasses, observing, spec_of_robot
+from serl_chunk.outcomes.robot import ObservedClasses, observing, spec_of
 from serl_chunk.types import IMAGE_PREFIX, STATE, CameraSpec, ConfigError, Outcome
 
 LAST = 11  # tick after which the function finds a success: the state has the tick number after it
@@ -314,7 +314,7 @@ def test_the_learner_knows_the_state_without_the_classifier(tmp_path, staged):
     assert observing(env, config) is env
     assert env.length == 30  # of the robot inside
     learner = load("fake_aloha", [("outcome.observed", "up,down")])
-    assert spec_of_robot(learner).state_dim == spec_of_robot(load("fake_aloha", [])).state_dim + 2
+    assert spec_of(learner).state_dim == spec_of(load("fake_aloha", [])).state_dim + 2
     other = str(save_random(tmp_path / "other", CameraSpec("belly", 8, 8), classes=tuple(CLASSES.values())))
     env, closed = LineEnv(), []
     env.close = lambda: closed.append(True)  # type: ignore[method-assign]

@@ -8,7 +8,7 @@ from actor_helpers import HumanOnTicks, LineEnv, ListSink, make_config
 
 from serl_chunk.actor.episode import EpisodeRunner
 from serl_chunk.data.frames import with_repeated_frames
-from serl_chunk.recording.demonstration import DemonstrationSink
+from serl_chunk.recording.recording import DemonstrationSink
 from serl_chunk.types import STATE, Begin, End, Episode, Outcome, Source, Step, StepBlock
 
 CAMERAS = ("front", "wrist")

@@ -7,8 +7,7 @@ import pytest
 from coded_episodes import config, feed, normaliser
 from coded_replay import RNG, build, coded
 
-from serl_chunk.config.agents.acfql import AcfqlConfig
-from serl_chunk.config.agents.decoupled import DecoupledConfig
+from serl_chunk.config.agents.acfql import AcfqlConfig, DecoupledConfig
 
 
 def noisy(noise: float, horizon: int = 6):

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from serl_chunk.config.agents.acfql import AcfqlConfig
+from serl_chunk.config.agents.acfql import AcfqlConfig, DecoupledConfig
 from serl_chunk.config.agents.acrlpd import AcrlpdConfig
-from serl_chunk.config.agents.decoupled import DecoupledConfig
 from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig, RewardConfig
 from serl_chunk.config.outcome import OutcomeConfig
 from serl_chunk.config.overrides import to_dict

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from errors import naming
 
-from serl_chunk.cli.process import load, print_config, spec_of, split_overrides
+from serl_chunk.cli.process import load, print_config, split_overrides
 from serl_chunk.config.overrides import to_dict
+from serl_chunk.outcomes.robot import spec_of
 from serl_chunk.runs.folder import FORMAT, open_run, read_config
 from serl_chunk.types import ConfigError
 from serl_chunk.version import version_info

@@ -7,7 +7,7 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from serl_chunk.serving.batching import BatchThread, batch_sizes
+from serl_chunk.serving.server import BatchThread, batch_sizes
 from serl_chunk.types import SerlChunkError
 
 

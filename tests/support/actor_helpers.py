@@ -10,8 +10,7 @@ import jax
 import numpy as np
 
 from serl_chunk.actor.policy import ChunkPolicy, Decision, Request
-from serl_chunk.config.agents.acfql import AcfqlConfig
-from serl_chunk.config.agents.decoupled import DecoupledConfig
+from serl_chunk.config.agents.acfql import AcfqlConfig, DecoupledConfig
 from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig, RewardConfig
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.data.normalise.normaliser import Normaliser

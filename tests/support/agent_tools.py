@@ -15,12 +15,11 @@ from serl_chunk.agents.optimiser import gradient
 from serl_chunk.agents.registry import builder_of
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import AgentState
-from serl_chunk.config.agents.acfql import AcfqlConfig
+from serl_chunk.config.agents.acfql import AcfqlConfig, DecoupledConfig
 from serl_chunk.config.agents.acrlpd import AcrlpdConfig
 from serl_chunk.config.agents.base import AgentConfig
 from serl_chunk.config.agents.bc import BcConfig
 from serl_chunk.config.agents.critic import CriticConfig, SacCriticConfig
-from serl_chunk.config.agents.decoupled import DecoupledConfig
 from serl_chunk.config.agents.encoder import EncoderConfig
 from serl_chunk.config.agents.flow import FlowConfig
 from serl_chunk.config.agents.gripper import GripperConfig, SacGripperConfig

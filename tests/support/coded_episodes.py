@@ -7,10 +7,9 @@ import dataclasses
 
 import numpy as np
 
+from serl_chunk.config.agents.acfql import DecoupledConfig
 from serl_chunk.config.agents.acrlpd import AcrlpdConfig
-from serl_chunk.config.agents.decoupled import DecoupledConfig
-from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig, RewardConfig
-from serl_chunk.config.replay import ReplayConfig
+from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig, ReplayConfig, RewardConfig
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.data.preprocess import Preprocess

@@ -10,8 +10,8 @@ from robot_limits import GRIPPERS, HIGH, LOW, J
 from robot_served import HERE, free_port, served
 from robot_world import TICK
 
-from serl_chunk.config.devices import DeviceConfig
 from serl_chunk.config.experiment import ActorConfig, ExperimentConfig
+from serl_chunk.config.operator import DeviceConfig
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.devices.operator import make_human
 from serl_chunk.robots.served.robot import ServedRobot

@@ -6,7 +6,7 @@ import errno
 import os
 from typing import Any
 
-from serl_chunk.recording import full_disk as module
+from serl_chunk.recording import recording as module
 from serl_chunk.types import DataError
 
 

@@ -16,9 +16,7 @@ from serl_chunk.actor.episode import EpisodeRunner
 from serl_chunk.config.agents.bc import BcConfig
 from serl_chunk.config.agents.flow import FlowConfig
 from serl_chunk.config.agents.language import LanguageConfig
-from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig, NormaliserConfig
-from serl_chunk.config.learner import LearnerConfig
-from serl_chunk.config.replay import ReplayConfig
+from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig, LearnerConfig, NormaliserConfig, ReplayConfig
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
 from serl_chunk.robots.registry import make_env

@@ -15,9 +15,7 @@ from serl_chunk.config.agents.acfql import AcfqlConfig
 from serl_chunk.config.agents.critic import CriticConfig
 from serl_chunk.config.agents.encoder import EncoderConfig
 from serl_chunk.config.agents.flow import FlowConfig
-from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
-from serl_chunk.config.learner import LearnerConfig
-from serl_chunk.config.replay import ReplayConfig
+from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig, LearnerConfig, ReplayConfig
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.models.encoder import Impala
 

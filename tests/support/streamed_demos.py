@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from serl_chunk.config.agents.acrlpd import AcrlpdConfig
-from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
-from serl_chunk.config.replay import ReplayConfig
+from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig, ReplayConfig
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.data.preprocess import Preprocess

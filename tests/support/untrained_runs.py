@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from serl_chunk.agents.registry import make_agent
-from serl_chunk.cli.process import spec_of
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.preprocess import fit_preprocess
+from serl_chunk.outcomes.robot import spec_of
 from serl_chunk.runs.checkpoints import CheckpointStore
 from serl_chunk.runs.folder import open_run
 

@@ -13,9 +13,7 @@ from serl_chunk.config.agents.acfql import AcfqlConfig
 from serl_chunk.config.agents.critic import CriticConfig
 from serl_chunk.config.agents.encoder import EncoderConfig
 from serl_chunk.config.agents.flow import FlowConfig
-from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig, NormaliserConfig
-from serl_chunk.config.learner import LearnerConfig
-from serl_chunk.config.replay import ReplayConfig
+from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig, LearnerConfig, NormaliserConfig, ReplayConfig
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.learner.building import RunOptions
 from serl_chunk.runs.metrics import read_metrics

@@ -14,8 +14,9 @@ from system_accounts import journal_rows
 
 from serl_chunk.actor.link import open_link
 from serl_chunk.agents.registry import make_agent
-from serl_chunk.cli.process import load, spec_of
+from serl_chunk.cli.process import load
 from serl_chunk.models.pi0 import tree
+from serl_chunk.outcomes.robot import spec_of
 from serl_chunk.runs.checkpoints import CheckpointStore
 from serl_chunk.runs.metrics import read_metrics
 from serl_chunk.runs.openpi_checkpoints import export

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from serl_chunk.cli.data import options as data_flags
-from serl_chunk.data.convert.convert import ConversionError, Progress, Report, convert
+from serl_chunk.data.convert.convert import ConversionError, Progress, convert
 from serl_chunk.data.convert.manifest import NAME as MANIFEST
 from serl_chunk.data.encoder_weights import read_resnet10, write_weights
 from serl_chunk.data.formats.episodes import EpisodeFiles
@@ -31,20 +31,11 @@ _EVERY = 5.0  # seconds between lines where there is no terminal
 _REASONS = 20  # skipped episodes whose reasons are printed; the manifest has them all
 
 
-def add_parsers(commands: Any) -> None:
-    """Add this module's commands."""
-    _add_convert(commands)
-    _add_export(commands)
-    _add_encoder(commands)
-
-
-def _add_convert(commands: Any) -> None:
-    p = commands.add_parser(
-        "convert",
-        help="into HDF5 files, or a LeRobot data set",
-        description="Write the episodes at PATH as a data set. An episode is in it whole or not at all; --resume "
-        "continues after an interruption at any moment. Exit status 1 where one was bad, without --skip-bad.",
-        allow_abbrev=False,
+def convert_flags(p: argparse.ArgumentParser) -> None:
+    """Add the flags of `convert`."""
+    p.description = (
+        "Write the episodes at PATH as a data set. An episode is in it whole or not at all; --resume continues after "
+        "an interruption at any moment. Exit status 1 where one was bad, without --skip-bad."
     )
     data_flags.add_reading(p)
     p.add_argument("--to", required=True, choices=data_flags.TARGETS, help="to write; lerobot is v3.0, v2.1 openpi's")
@@ -53,16 +44,13 @@ def _add_convert(commands: Any) -> None:
     p.add_argument("--max_samples", type=int, metavar="N", help="stop with the episode that brings the steps to N")
     tolerance = "seconds by which a time stamp of a good episode may be off its rate (default: time must not go back)"
     p.add_argument("--tolerance_s", type=float, metavar="S", help=tolerance)
-    p.set_defaults(run=run_convert)
 
 
-def _add_export(commands: Any) -> None:
-    p = commands.add_parser(
-        "export",
-        help="a run's episodes, also while it goes on",
-        description="Write the episodes in a run's journal as a data set; its learner may be at work. --resume "
-        "continues after an interruption at any moment, with the episodes that were there when it began.",
-        allow_abbrev=False,
+def export_flags(p: argparse.ArgumentParser) -> None:
+    """Add the flags of `export`."""
+    p.description = (
+        "Write the episodes in a run's journal as a data set; its learner may be at work. --resume continues after an "
+        "interruption at any moment, with the episodes that were there when it began."
     )
     p.add_argument("path", metavar="RUN", help="a run folder")
     p.add_argument("--format", dest="to", required=True, choices=data_flags.TARGETS, help="to write; lerobot is v3.0")
@@ -72,23 +60,20 @@ def _add_export(commands: Any) -> None:
     p.add_argument("--cameras", metavar="A,B", help="whose frames are exported: names, all, or none (default: all)")
     p.add_argument("--task", default="", help="text of the task where the run recorded none")
     data_flags.add_writing(p)
-    p.set_defaults(run=run_export, max_samples=None, tolerance_s=None)
+    p.set_defaults(max_samples=None, tolerance_s=None)
 
 
-def _add_encoder(commands: Any) -> None:
-    p = commands.add_parser(
-        "encoder",
-        help="HIL-SERL's pretrained ResNet-10 as a file for agent.encoder.weights",
-        description="Make the file that --config.agent.encoder.weights names (with --config.agent.encoder.kind="
-        "resnet10) of the pickle that HIL-SERL publishes, resnet10_params.pkl. Nothing in the pickle is run.",
-        allow_abbrev=False,
+def encoder_flags(p: argparse.ArgumentParser) -> None:
+    """Add the flags of `encoder`."""
+    p.description = (
+        "Make the file that --config.agent.encoder.weights names (with --config.agent.encoder.kind=resnet10) of the "
+        "pickle that HIL-SERL publishes, resnet10_params.pkl. Nothing in the pickle is run."
     )
-    p.set_defaults(run=run_encoder)
     p.add_argument("path", metavar="FROM", help="resnet10_params.pkl")
     p.add_argument("out", metavar="TO", help="the file to write, .npz; must not exist")
 
 
-def run_convert(flags: argparse.Namespace) -> int:
+def convert_command(flags: argparse.Namespace) -> int:
     """Convert, and return the exit status. Raises ConfigError, DataError."""
     _check_target(flags)
     options = data_flags.options_of(flags)
@@ -97,7 +82,7 @@ def run_convert(flags: argparse.Namespace) -> int:
     return _write_data_set(flags, options, source, keys)
 
 
-def run_export(flags: argparse.Namespace) -> int:
+def export_command(flags: argparse.Namespace) -> int:
     """Export, and return the exit status. Raises ConfigError, DataError."""
     run = Path(flags.path).expanduser()
     if not is_run(run):
@@ -143,7 +128,6 @@ def _keys_begun_with(folder: Path) -> list[str] | None:
 def _write_data_set(
     flags: argparse.Namespace, options: ReadOptions, source: Source, keys: Sequence[str], notes: Sequence[str] = ()
 ) -> int:
-    """Convert the episodes `keys` of `source`, and return the exit status."""
     folder = Path(flags.out).expanduser()
     if options.spec is None:
         options = dataclasses.replace(options, spec=getattr(source, "spec", None))
@@ -157,29 +141,32 @@ def _write_data_set(
         notes.append("the robot is not known: /observations/qpos is the whole state; --exp_name keeps its joints alone")
     for note in notes:
         print(f"note: {note}", flush=True)
-    workers = flags.workers if flags.workers is not None else min(_cores(), data_flags.MAX_WORKERS)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = flags.workers if flags.workers is not None else min(cores, data_flags.MAX_WORKERS)
+    reading = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
+    reading["spec"] = None if options.spec is None else f"{options.spec.name} {options.spec.digest()}"
     try:
         with data_flags.shown_progress(f"converting to {folder}", sys.stdout) as show:
             report = convert(
-                source,
-                keys,
-                sink,
-                folder,
-                workers=workers,
-                resume=flags.resume,
-                skip_bad=flags.skip_bad,
-                progress=_display(show),
-                settings={"reading": _plain(options), "target": target},
-                max_samples=flags.max_samples,
+                source, keys, sink, folder, workers=workers, resume=flags.resume, skip_bad=flags.skip_bad,
+                progress=_display(show), settings={"reading": reading, "target": target}, max_samples=flags.max_samples,
                 tolerance_s=tolerance_s if flags.to == "hdf5" else None,
-            )
+            )  # fmt: skip
     except ConversionError as error:
         remedy = "--resume --skip-bad" if error.bad_episode else "--resume"
         raise DataError(f"{error} (here: the same command with {remedy})") from error
     except KeyboardInterrupt:
         print(f"serl-chunk: interrupted; the same command with --resume continues in {folder}", file=sys.stderr)
         return 130
-    _print(report, folder)
+    before = f" ({report.already} episodes were there before)" if report.already else ""
+    made = f"{report.episodes} episodes, {report.steps} steps, {report.frames} frames{before}"
+    print(f"{folder}: {made}; {report.seconds:.1f} s", flush=True)
+    if report.skipped:
+        print(f"{len(report.skipped)} bad episodes left out:")
+        for each in report.skipped[:_REASONS]:
+            print(f"  {each.job.number}: {each.reason}")
+        if len(report.skipped) > _REASONS:
+            print(f"  ... and {len(report.skipped) - _REASONS} more, all of them in {folder / MANIFEST}")
     if flags.push_to_hub:
         _push(folder, flags.repo_id, flags.to)
     return 1 if report.skipped and not flags.skip_bad else 0
@@ -222,27 +209,6 @@ def _sink(
     return LeRobotSink(folder, task=options.task, **target), {"to": flags.to, **target}
 
 
-def _plain(options: ReadOptions) -> Json:
-    values = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
-    return values | {"spec": None if options.spec is None else f"{options.spec.name} {options.spec.digest()}"}
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _print(report: Report, folder: Path) -> None:
-    before = f" ({report.already} episodes were there before)" if report.already else ""
-    made = f"{report.episodes} episodes, {report.steps} steps, {report.frames} frames{before}"
-    print(f"{folder}: {made}; {report.seconds:.1f} s", flush=True)
-    if report.skipped:
-        print(f"{len(report.skipped)} bad episodes left out:")
-        for each in report.skipped[:_REASONS]:
-            print(f"  {each.job.number}: {each.reason}")
-        if len(report.skipped) > _REASONS:
-            print(f"  ... and {len(report.skipped) - _REASONS} more, all of them in {folder / MANIFEST}")
-
-
 def _hub() -> Any:
     if importlib.util.find_spec("huggingface_hub") is None:
         raise ConfigError("--push_to_hub needs huggingface_hub. Run pip install huggingface_hub, or upload it yourself")
@@ -278,7 +244,7 @@ def _display(show: Callable[..., None]) -> Callable[[Progress], None]:
     return update
 
 
-def run_encoder(flags: argparse.Namespace) -> int:
+def encoder_command(flags: argparse.Namespace) -> int:
     """Write the file of weights; raises ConfigError and DataError."""
     source, out = Path(flags.path).expanduser(), Path(flags.out).expanduser()
     if out.suffix != ".npz":

@@ -8,11 +8,11 @@ import itertools
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 from serl_chunk.cli.data.options import add_reading, open_any, options_of, shown_progress
 from serl_chunk.cli.doctor.checks import require_free
 from serl_chunk.cli.process import load
+from serl_chunk.config.fields import require
 from serl_chunk.data.inspect.results import InspectionReport, Issue, summary_lines
 from serl_chunk.data.normalise import chunk_statistics
 from serl_chunk.data.normalise.robot_units import UNITS
@@ -24,47 +24,35 @@ DRAWN = 10  # episodes with findings on the page of --plot
 SHOWN = 5  # findings of one kind on the screen; --json has all
 
 
-def add_parsers(commands: Any) -> None:
-    """Add this module's commands."""
-    _add_inspect(commands)
-    _add_stats(commands)
-
-
-def _add_inspect(commands: Any) -> None:
-    inspect = commands.add_parser(
-        "inspect",
-        help="what is in these episodes, on one screen; exit status 1 where something is wrong",
-        description="One screen about episodes of any format: lengths, rates, dimensions, cameras, rewards, who acted, "
-        "gaps in time, constant and clipped dimensions, frozen cameras, jumps. Exit status 1 on broken data.",
-        allow_abbrev=False,
+def inspect_flags(p: argparse.ArgumentParser) -> None:
+    """Add the flags of `inspect`."""
+    p.description = (
+        "One screen about episodes of any format: lengths, rates, dimensions, cameras, rewards, who acted, gaps in "
+        "time, constant and clipped dimensions, frozen cameras, jumps. Exit status 1 on broken data."
     )
-    inspect.set_defaults(run=run_inspect)
-    check = commands.add_parser(
-        "check",
-        help="the same for machines: a line for each fault, exit status 1 where there is one",
-        description="One line for each fault, and a last line that sums up. Exit status 1 where there is a fault.",
-        allow_abbrev=False,
-    )
-    check.set_defaults(run=run_check)
-    for p in (inspect, check):
-        add_reading(p)
-        p.add_argument("--max_episodes", type=int, metavar="N", help="look at the first N episodes only")
-        p.add_argument("--all_frames", action="store_true", help="decode every image, not a few of each episode")
-        p.add_argument("--horizon", type=int, metavar="H", help="name episodes shorter than H (default: --exp_name's)")
-        p.add_argument("--json", metavar="FILE", help="also write everything there")
-        p.add_argument("--strict", action="store_true", help="remarks are faults too")
+    _add_looking(p)
     plot = "write the page of `serl-chunk view --out`: first, shortest, longest, and those with findings"
-    inspect.add_argument("--plot", metavar="FILE", help=plot)
+    p.add_argument("--plot", metavar="FILE", help=plot)
 
 
-def _add_stats(commands: Any) -> None:
-    p = commands.add_parser(
-        "stats",
-        help="mean, std, q01 and q99 of states and actions, as openpi's norm_stats.json",
-        description="Mean, std and the exact quantiles 0.01 and 0.99 of states and action chunks, in openpi's layout.",
-        allow_abbrev=False,
-    )
-    p.set_defaults(run=run_stats)
+def check_flags(p: argparse.ArgumentParser) -> None:
+    """Add the flags of `check`."""
+    p.description = "One line for each fault, and a last line that sums up. Exit status 1 where there is a fault."
+    _add_looking(p)
+
+
+def _add_looking(p: argparse.ArgumentParser) -> None:
+    add_reading(p)
+    p.add_argument("--max_episodes", type=int, metavar="N", help="look at the first N episodes only")
+    p.add_argument("--all_frames", action="store_true", help="decode every image, not a few of each episode")
+    p.add_argument("--horizon", type=int, metavar="H", help="name episodes shorter than H (default: --exp_name's)")
+    p.add_argument("--json", metavar="FILE", help="also write everything there")
+    p.add_argument("--strict", action="store_true", help="remarks are faults too")
+
+
+def stats_flags(p: argparse.ArgumentParser) -> None:
+    """Add the flags of `stats`."""
+    p.description = "Mean, std and the exact quantiles 0.01 and 0.99 of states and action chunks, in openpi's layout."
     add_reading(p)
     p.add_argument("--out", metavar="FILE|DIR", help="a .json file, or the folder of norm_stats.json (default: none)")
     actions = "as recorded, or minus the state at the chunk's start (default: absolute)"
@@ -81,7 +69,7 @@ def _add_stats(commands: Any) -> None:
     p.add_argument("--std_floor", type=float, default=chunk_statistics.STD_FLOOR, metavar="X", help=floor)
 
 
-def run_inspect(flags: argparse.Namespace) -> int:
+def inspect_command(flags: argparse.Namespace) -> int:
     """Print the screen, and return 1 where there is a fault."""
     from serl_chunk.viewer.export import PAGE_BYTES, check_absent, write_page
 
@@ -95,7 +83,7 @@ def run_inspect(flags: argparse.Namespace) -> int:
     return _status(findings, flags.strict)
 
 
-def run_check(flags: argparse.Namespace) -> int:
+def check_command(flags: argparse.Namespace) -> int:
     """Print faults and a summary, a line each, and return 1 where there is a fault."""
     _, findings = _inspect(flags)
     bad = findings.findings if flags.strict else findings.faults
@@ -112,7 +100,6 @@ def run_check(flags: argparse.Namespace) -> int:
 
 
 def _show(findings: InspectionReport) -> None:
-    """Print the screen: a table of facts, then the findings."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -186,13 +173,11 @@ def _order(finding: Issue) -> tuple[bool, str]:
     return finding.severity != "fault", finding.kind
 
 
-def run_stats(flags: argparse.Namespace) -> int:
+def stats_command(flags: argparse.Namespace) -> int:
     """Print the table, write the file, and return 0."""
     options = dataclasses.replace(options_of(flags), cameras=())
-    if flags.seed < 0:
-        raise ConfigError(f"must be at least 0, got {flags.seed}", parameter="seed")
-    if not 0 < flags.std_floor < math.inf:
-        raise ConfigError(f"must be positive and finite, got {flags.std_floor:g}", parameter="std_floor")
+    require(flags.seed >= 0, "seed", f"must be at least 0, got {flags.seed}")
+    require(0 < flags.std_floor < math.inf, "std_floor", f"must be positive and finite, got {flags.std_floor:g}")
     mask = None if flags.mask is None else chunk_statistics.parse_mask(flags.mask)
     if mask is not None and flags.actions == "absolute":
         raise ConfigError("names the actions that are differences. Add --actions delta, or remove it", parameter="mask")

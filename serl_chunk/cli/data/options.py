@@ -13,9 +13,11 @@ from typing import Any, TextIO
 from rich import progress
 from rich.console import Console
 
-from serl_chunk.cli.process import load, spec_of
+from serl_chunk.cli.process import load
+from serl_chunk.config.fields import require
 from serl_chunk.data.formats import open_episodes
 from serl_chunk.data.source import ReadOptions, Source
+from serl_chunk.outcomes.robot import spec_of
 from serl_chunk.runs.episodes import FORMAT
 from serl_chunk.types import ConfigError
 
@@ -117,11 +119,9 @@ def _parse_episodes(text: str) -> list[int]:
         first, dash, last = part.strip().partition("-")
         if not part.isascii() or not first.isdigit() or (dash and not last.isdigit()):
             raise ConfigError(f"{part!r} is no number or range. Write 0,3,7-12", parameter="episodes")
-        if dash and int(last) < int(first):
-            raise ConfigError(f"{part!r} goes back. Write the lower number first", parameter="episodes")
+        require(not (dash and int(last) < int(first)), "episodes", f"{part!r} goes back. Write the lower number first")
         out += range(int(first), int(last) + 1) if dash else [int(first)]
-    if len(set(out)) < len(out):
-        raise ConfigError(f"{text} names an episode twice", parameter="episodes")
+    require(len(set(out)) >= len(out), "episodes", f"{text} names an episode twice")
     return out
 
 

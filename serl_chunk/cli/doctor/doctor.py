@@ -6,26 +6,25 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from serl_chunk.cli.doctor import checks
 from serl_chunk.cli.doctor.checks import Check, duration, failed, ok, per_second, warning
 from serl_chunk.cli.doctor.probe import DiagnosticsClient, KeyRefusedError, RoundTrip, probe_ports
 from serl_chunk.cli.doctor.served import check_served
-from serl_chunk.cli.keys import LearnerAddress, actor_keys, actor_name
-from serl_chunk.cli.process import add_experiment_flags, load_flags, spec_of
+from serl_chunk.cli.keys import LearnerAddress, actor_keys, actor_name, add_learner_flags
+from serl_chunk.cli.process import add_experiment_flags, load_flags
 from serl_chunk.config.compatibility import contract
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.data.prompts import tokens_digest
 from serl_chunk.io import format_bytes
 from serl_chunk.logs import quiet_libraries
+from serl_chunk.outcomes.robot import spec_of
 from serl_chunk.transport.security.client import UnencryptedPeerError, enroll
-from serl_chunk.transport.security.keys import ClientKeys
 from serl_chunk.transport.wire import handshake
 from serl_chunk.transport.wire.handshake import (
-    DEFAULT_PORT,
     LearnerStatus,
     RefusedError,
     StatusRequest,
@@ -36,11 +35,6 @@ from serl_chunk.types import ConfigError, RobotSpec, SerlChunkError
 from serl_chunk_robot.wire import sockets
 from serl_chunk_robot.wire.curve import fingerprint
 
-DESCRIPTION = (
-    "On the robot PC, with the actor's flags: checks ports, keys, version, experiment, round trip, throughput, "
-    "clock, disks, devices, and whether the link carries what the experiment records, with a remedy for each "
-    "fault. Takes seconds, records nothing, and may run while actors work. Exit status 1 where something failed."
-)
 REACH_S = 3.0  # seconds that each step may take; without a learner there is only the first
 NETWORK_S = 10.0  # of all steps over the network together
 JOIN_S = 2.0
@@ -60,29 +54,26 @@ _LOSS = "look for loss on the link (ping)"
 _FEW_DOCTORS = "a learner answers few doctors at a time: try again in a minute"
 
 
-def add_flags(p: argparse.ArgumentParser) -> None:
+def doctor_flags(p: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
+    p.description = (
+        "On the robot PC, with the actor's flags: checks ports, keys, version, experiment, round trip, throughput, "
+        "clock, disks, devices, and whether the link carries what the experiment records, with a remedy for each "
+        "fault. Takes seconds, records nothing, and may run while actors work. Exit status 1 where something failed."
+    )
     p.add_argument("--exp_name", help="the experiment; without it, what depends on one is left out")
-    p.add_argument("--ip", default="127.0.0.1", help="the learner's host name or address (default: 127.0.0.1)")
-    p.add_argument("--port", type=int, help="first of the learner's three ports (default: 5588)")
-    p.add_argument("--keys", metavar="DIR", help="folder of the keys (default: ~/.config/serl-chunk/keys)")
-    p.add_argument("--insecure", action="store_true", help="use no keys")
-    p.add_argument("--actor_id", help="name that the robot will have; it is not taken meanwhile (default: as --actor)")
-    p.add_argument("--spool_path", metavar="DIR", help="where the actor will keep its records; runs/spool unless given")
+    add_learner_flags(p, "the learner's host name or address (default: 127.0.0.1)")
     p.add_argument("--json", metavar="FILE", help="also write the checks and their figures there")
     add_experiment_flags(p)
 
 
-def run(flags: argparse.Namespace, rest: Sequence[str]) -> int:
+def doctor_command(flags: argparse.Namespace) -> int:
     """Check; return 1 where something failed. Raises ConfigError."""
-    if flags.keys is not None and flags.insecure:
-        raise ConfigError("--insecure means no keys: leave it out, or --keys")
-    if rest and flags.exp_name is None:
+    where = LearnerAddress.of(flags)
+    if flags.rest and flags.exp_name is None:
         raise ConfigError("--config changes an experiment: give its --exp_name too")
     quiet_libraries()
-    config = load_flags(flags, rest) if flags.exp_name is not None else None
-    port = DEFAULT_PORT if flags.port is None else flags.port
-    where = LearnerAddress(flags.ip, port, flags.actor_id, flags.keys, flags.insecure)
+    config = load_flags(flags) if flags.exp_name is not None else None
     return run_doctor(config, where, flags.spool_path, flags.json)
 
 
@@ -132,7 +123,7 @@ def run_checks(
     if found[-1].trouble:
         yield Check("learner", "-", "not checked: its control port cannot be reached")
     else:
-        yield from _LearnerChecks(config, spec, where, actor).checks()
+        yield from _check_learner(config, spec, where, actor)
     if config is not None and spec is not None:
         yield checks.check_spool(config, spec, actor, spool_path)
         if config.outcome.classifier:
@@ -148,99 +139,49 @@ def _cannot_build(config: ExperimentConfig, e: Exception) -> Check:
     return failed("experiment", f"{config.name} cannot be built on this machine: {what}", remedy)
 
 
-class _LearnerChecks:
-    """Checks of a learner that can be reached. `spec`: None without an experiment that can be built."""
-
-    def __init__(
-        self, config: ExperimentConfig | None, spec: RobotSpec | None, where: LearnerAddress, actor: str
-    ) -> None:
-        self._config, self._spec, self._where, self._actor = config, spec, where, actor
-        self._transport = TransportConfig() if config is None else config.transport
-        self._until = time.monotonic() + NETWORK_S
-        self._keys: ClientKeys | None = None
-
-    def _left(self, seconds: float) -> float:
-        return max(0.1, min(seconds, self._until - time.monotonic()))
-
-    def checks(self) -> Iterator[Check]:
-        w = self._where
-        prober: DiagnosticsClient | None = None
-        try:
-            joined = self._join()
-            prober = DiagnosticsClient(self._transport, w.ip, w.port, self._keys)
-            run = prober.identify(self._left(IDENTIFY_S))
-            # Building the agent imports JAX: seconds that are not the network's.
-            shared, trouble = self._contract()
-            self._until = max(self._until, time.monotonic() + ANSWER_S + THROUGHPUT_S)
-            status = prober.inspect(StatusRequest(self._actor, shared), self._left(ANSWER_S))
-            yield _learner(run, f"{w.ip}:{w.port}", status)
-            yield _actor_id(self._actor, status)
-            yield _disk(status)
-            yield self._key(prober.secured, status.key, joined)
-            yield from self._experiment(shared, trouble, status)
-            yield from self._measure(prober, status)
-        except UnreachableError as e:
-            own = "its own output" in str(e).lower()
-            yield failed("learner", str(e), "read that output" if own else _SILENT)
-        except (RefusedError, ConfigError) as e:
-            if prober is None or isinstance(e, KeyRefusedError | ConfigError):
-                yield failed("key", str(e))
-            else:
-                yield failed("learner", str(e), _SAME_VERSION)
-        finally:
-            if prober is not None:
-                prober.close()
-
-    def _join(self) -> bool:
-        """Join as an actor's first connection would; return whether that happened just now."""
-        w = self._where
-        keys = self._keys = actor_keys(w.ip, w.keys, insecure=w.insecure)
-        if keys is None or keys.ticket is None:
-            return False
-        try:
-            self._keys = enroll(keys, self._transport, w.ip, w.port, self._left(JOIN_S))
-        except UnencryptedPeerError:
-            if not sockets.is_loopback(w.ip):
-                raise
-            return False
-        return True
-
-    def _contract(self) -> tuple[dict[str, str], Check | None]:
-        if self._config is None or self._spec is None:
-            return {}, None
-        try:
-            from serl_chunk.agents.registry import make_agent
-
-            agent = make_agent(self._config, self._spec)
-            digests = {"base": agent.base_digest, "tokens": tokens_digest(self._config)}
-            return contract(self._config, self._spec, agent.network_shape(), **digests), None
-        except (ImportError, SerlChunkError) as e:
-            return {}, _cannot_build(self._config, e)
-
-    def _key(self, secured: bool, name: str, joined: bool) -> Check:
-        if secured and self._keys is not None:
-            just_now = ", joined just now" if joined else ""
-            print_of = fingerprint(self._keys.pair.public)
-            return ok("key", f"accepted as {name!r} ({print_of}){just_now}; the connection is encrypted")
-        if sockets.is_loopback(self._where.ip):
-            return ok("key", "none needed: only this machine, or a tunnel, reaches this address")
-        said = "none: the learner runs with --insecure, so any machine that reaches its ports can feed and read it"
-        return warning("key", said, "start it without --insecure, and join from here with the line that it prints")
-
-    def _experiment(self, shared: dict[str, str], trouble: Check | None, s: LearnerStatus) -> Iterator[Check]:
+def _check_learner(
+    config: ExperimentConfig | None, spec: RobotSpec | None, where: LearnerAddress, actor: str
+) -> Iterator[Check]:
+    """Check a learner that can be reached. `spec`: None without an experiment that can be built."""
+    transport, until = TransportConfig() if config is None else config.transport, time.monotonic() + NETWORK_S
+    left = lambda seconds: max(0.1, min(seconds, until - time.monotonic()))  # noqa: E731
+    prober: DiagnosticsClient | None = None
+    try:
+        keys, joined = actor_keys(where.ip, where.keys, insecure=where.insecure), False
+        if keys is not None and keys.ticket is not None:  # join as an actor's first connection would
+            try:
+                keys, joined = enroll(keys, transport, where.ip, where.port, left(JOIN_S)), True
+            except UnencryptedPeerError:
+                if not sockets.is_loopback(where.ip):
+                    raise
+        prober = DiagnosticsClient(transport, where.ip, where.port, keys)
+        run = prober.identify(left(IDENTIFY_S))
+        shared, trouble = _contract(config, spec)
+        # Building the agent imports JAX: seconds that are not the network's.
+        until = max(until, time.monotonic() + ANSWER_S + THROUGHPUT_S)
+        status = prober.inspect(StatusRequest(actor, shared), left(ANSWER_S))
+        yield _learner(run, f"{where.ip}:{where.port}", status)
+        yield _actor_id(actor, status)
+        yield _disk(status)
+        if prober.secured and keys is not None:
+            just_now = f"({fingerprint(keys.pair.public)}){', joined just now' if joined else ''}"
+            yield ok("key", f"accepted as {status.key!r} {just_now}; the connection is encrypted")
+        elif sockets.is_loopback(where.ip):
+            yield ok("key", "none needed: only this machine, or a tunnel, reaches this address")
+        else:
+            said = "none: the learner runs with --insecure, so any machine that reaches its ports can feed and read it"
+            yield warning("key", said, "start it without --insecure, and join from here with the line that it prints")
         if trouble is not None:
             yield trouble
-        elif self._config is None:
+        elif config is None:
             yield Check("experiment", "-", "not compared: give --exp_name")
-        elif s.differs:
-            yield failed("experiment", s.differs)
+        elif status.differs:
+            yield failed("experiment", status.differs)
         elif shared:  # else it cannot be built here, which another check reports
-            yield ok("experiment", f"{self._config.name}: all {len(shared)} values that both must share agree")
-
-    def _measure(self, prober: DiagnosticsClient, s: LearnerStatus) -> Iterator[Check]:
-        trips = prober.round_trips(TRIPS, self._left(ANSWER_S))
+            yield ok("experiment", f"{config.name}: all {len(shared)} values that both must share agree")
+        trips = prober.round_trips(TRIPS, left(ANSWER_S))
         yield _round_trip(trips)
-        rate, nbytes = prober.throughput(self._left(THROUGHPUT_S))
+        rate, nbytes = prober.throughput(left(THROUGHPUT_S))
         if nbytes:
             yield ok("throughput", f"{per_second(rate)} to the learner, {format_bytes(nbytes)} sent", bytes_per_s=rate)
         else:
@@ -248,9 +189,31 @@ class _LearnerChecks:
             yield failed("throughput", "not a single kilobyte arrived in time", remedy, bytes_per_s=rate)
         if trips:
             yield _clock(min(trips))
-        if self._config is not None and self._spec is not None and nbytes:
-            yield checks.check_bandwidth(checks.expected(self._config, self._spec), rate, self._config)
-            yield checks.check_snapshots(s.version, s.snapshot_bytes, rate, self._config)
+        if config is not None and spec is not None and nbytes:
+            yield checks.check_bandwidth(checks.expected(config, spec), rate, config)
+            yield checks.check_snapshots(status.version, status.snapshot_bytes, rate, config)
+    except UnreachableError as e:
+        own = "its own output" in str(e).lower()
+        yield failed("learner", str(e), "read that output" if own else _SILENT)
+    except (RefusedError, ConfigError) as e:
+        of_key = prober is None or isinstance(e, KeyRefusedError | ConfigError)
+        yield failed("key", str(e)) if of_key else failed("learner", str(e), _SAME_VERSION)
+    finally:
+        if prober is not None:
+            prober.close()
+
+
+def _contract(config: ExperimentConfig | None, spec: RobotSpec | None) -> tuple[dict[str, str], Check | None]:
+    if config is None or spec is None:
+        return {}, None
+    try:
+        from serl_chunk.agents.registry import make_agent
+
+        agent = make_agent(config, spec)
+        digests = {"base": agent.base_digest, "tokens": tokens_digest(config)}
+        return contract(config, spec, agent.network_shape(), **digests), None
+    except (ImportError, SerlChunkError) as e:
+        return {}, _cannot_build(config, e)
 
 
 def _learner(run: str, where: str, s: LearnerStatus) -> Check:

@@ -30,9 +30,23 @@ def check_served(config: ExperimentConfig, spec: RobotSpec) -> Iterator[Check]:
             hello = client.hello()
             state = client.next_state()
             yield _state(robot.server, state)
-            yield _controller(state)
-            yield _lateness(state)
-            yield _fields(spec, hello["spec"])
+            if name := state["controller"]:
+                remedy = "if that is not this actor's own, end it: a robot has one controller"
+                yield warning("robot controller", f"{name} has the robot", remedy)
+            else:
+                yield ok("robot controller", "none: the robot is free")
+            late = {name: float(state["late"][name]) for name in ("p50", "p99", "max")}
+            said = ", ".join(f"{duration(seconds)} ({name})" for name, seconds in late.items())
+            remedy = "give the server real-time priority, as its log describes, and end other programs on the robot PC"
+            yield warning("robot lateness", said, remedy, fine=late["p99"] <= LATE_S, **late)
+            served = hello["spec"]
+            if differing := differing_fields(spec, served):
+                said = f"{served['name']!r} is not the robot {spec.name!r} of this experiment: {'; '.join(differing)}"
+                remedy = "serve the robot of this experiment, or correct the experiment's specification"
+                yield failed("robot spec", said, remedy)
+            else:
+                ticks = f"{1 / served['tick']:g} ticks a second"
+                yield ok("robot spec", f"{len(served['low'])} joints, {ticks}, as the experiment's")
             yield from _cameras(client, spec, config.agent.image_keys)
     except ConfigError as e:
         yield failed(_NAME, str(e), "correct robot.server, or robot.server_keys")
@@ -50,33 +64,7 @@ def _state(server: str, state: dict[str, Any]) -> Check:
     return warning(_NAME, said, "" if fine else remedy_of(causes or state["word"]), fine=fine)
 
 
-def _controller(state: dict[str, Any]) -> Check:
-    name = state["controller"]
-    if not name:
-        return ok("robot controller", "none: the robot is free")
-    remedy = "if that is not this actor's own, end it: a robot has one controller"
-    return warning("robot controller", f"{name} has the robot", remedy)
-
-
-def _lateness(state: dict[str, Any]) -> Check:
-    late = {name: float(state["late"][name]) for name in ("p50", "p99", "max")}
-    said = ", ".join(f"{duration(seconds)} ({name})" for name, seconds in late.items())
-    remedy = "give the server real-time priority, as its log describes, and end other programs on the robot PC"
-    return warning("robot lateness", said, remedy, fine=late["p99"] <= LATE_S, **late)
-
-
-def _fields(spec: RobotSpec, served: dict[str, Any]) -> Check:
-    differing = differing_fields(spec, served)
-    if differing:
-        said = f"{served['name']!r} is not the robot {spec.name!r} of this experiment: {'; '.join(differing)}"
-        return failed(
-            "robot spec", said, "serve the robot of this experiment, or correct the experiment's specification"
-        )
-    return ok("robot spec", f"{len(served['low'])} joints, {1 / served['tick']:g} ticks a second, as the experiment's")
-
-
 def _cameras(client: RobotClient, spec: RobotSpec, names: Sequence[str]) -> Iterator[Check]:
-    """Yield a check of each camera that the agent reads."""
     sizes = {name: (height, width) for name, height, width, _ in client.cameras()}
     for name in names:
         wanted = spec.camera(name)

@@ -6,16 +6,17 @@ import argparse
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from serl_chunk.cli.data.options import open_any, options_of
+from serl_chunk.cli.data.options import add_reading, keys_of, open_any, options_of
 from serl_chunk.cli.doctor.checks import require_free
-from serl_chunk.cli.robot.recorded import Recorded, add_common, recorded
-from serl_chunk.types import ConfigError
+from serl_chunk.config.fields import require
+from serl_chunk.data.source import Source
+from serl_chunk.types import STATE, ConfigError
 from serl_chunk_robot.control.loop import CATCHING_UP, RobotLoop
 from serl_chunk_robot.drivers.base import DriverSpec
 from serl_chunk_robot.drivers.fake import FakeArms
@@ -25,16 +26,50 @@ from serl_chunk_robot.safety.limits import Limits
 from serl_chunk_robot.safety.measured import Measured
 from serl_chunk_robot.safety.table import OPERATOR, RUN
 
-DESCRIPTION = (
-    "Send recorded actions through the limits of each profile in simulated time, and print the share of ticks "
-    "that would be changed, by reason and joint. No robot is reached."
-)
 STANDS = 5  # passes before the first command
 NO_JOINT = -1  # of a reason that is of whole arms
 
 
-def add_flags(p: argparse.ArgumentParser) -> None:
+SAME_RATE = 1e-3
+
+
+class Recorded(NamedTuple):
+    """An episode's targets and joints."""
+
+    name: str
+    actions: np.ndarray  # float64[T, J]
+    joints: np.ndarray | None  # float64[T, J], measured before each action
+
+
+def add_common(p: argparse.ArgumentParser) -> None:
+    """Add the flags of the commands that read episodes."""
+    add_reading(p)
+    p.add_argument("--json", metavar="FILE", help="also write the figures there")
+
+
+def recorded(source: Source, numbers: str | None, size: int, tick: float) -> Iterator[Recorded]:
+    """Read episodes whose actions are targets of `size` joints, one for each `tick` s. Raises ConfigError."""
+    if source.hz is not None and abs(source.hz * tick - 1) > SAME_RATE:
+        raise ConfigError(f"{source.path}: recorded at {source.hz:g} steps a second, and the robot takes "
+                          f"{1 / tick:g}. Only episodes of the robot's own rate can be played")  # fmt: skip
+    keys = keys_of(source, numbers)
+    if not keys:
+        raise ConfigError(f"{source.path}: no episode that could be played ({source.format})")
+    for key in keys:
+        steps = source.read(key).steps
+        actions, state = np.asarray(steps.action, np.float64), steps.observation.get(STATE)
+        if actions.shape[1] != size:
+            raise ConfigError(f"{source.path}: actions of {actions.shape[1]} numbers, and the robot has {size} joints")
+        joints = None if state is None or state.shape[1] < size else np.asarray(state[:, :size], np.float64)
+        yield Recorded(f"{source.path}, {key}", actions, joints)
+
+
+def dry_flags(p: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
+    p.description = (
+        "Send recorded actions through the limits of each profile in simulated time, and print the share of ticks "
+        "that would be changed, by reason and joint. No robot is reached."
+    )
     add_common(p)
     p.add_argument("--file", default="robot.toml", metavar="robot.toml", help="of the robot; default: robot.toml")
     p.add_argument("--profile", action="append", metavar="NAME", help="of the file; may be repeated; default: all")
@@ -42,18 +77,16 @@ def add_flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("--lag", type=float, default=0.02, metavar="S", help="of the simulated joints; default: 0.02 s")
 
 
-def run(flags: argparse.Namespace, rest: Sequence[str]) -> int:
+def dry_command(flags: argparse.Namespace) -> int:
     """Print what each profile would change. Raises ConfigError, DataError and RobotError."""
-    if not 0 < flags.lag < 10:
-        raise ConfigError(f"must lie between 0 and 10 s, got {flags.lag:g}", parameter="lag")
+    require(0 < flags.lag < 10, "lag", f"must lie between 0 and 10 s, got {flags.lag:g}")
     if flags.json is not None:
         require_free("json", flags.json)
     file = load(flags.file)
     spec = load_driver(file).spec()
     names = flags.profile or list(file.profiles)
     for name in names:
-        if name not in file.profiles:
-            raise ConfigError(f"{flags.file} has no {name!r}. Valid: {', '.join(file.profiles)}", parameter="profile")
+        require(name in file.profiles, "profile", f"{flags.file} has no {name!r}. Valid: {', '.join(file.profiles)}")
     source = open_any(flags.path, options_of(flags), flags.from_format)
     done = {name: Changed() for name in names}
     low, high = np.array(spec.low) - HAIR, np.array(spec.high) + HAIR
@@ -98,7 +131,6 @@ class Changed:
         return self.changed / max(self.ticks, 1)
 
     def lines(self, name: str) -> list[str]:
-        """The profile's lines on the screen."""
         out = [f"{name:12} changes {100 * self.share:5.1f} % of {self.ticks} ticks"]
         for (reason, joint), n in sorted(self.reasons.items(), key=lambda item: -item[1]):
             where = "all joints" if joint == NO_JOINT else f"joint {joint}"

@@ -6,8 +6,9 @@ import argparse
 import contextlib
 import functools
 import json
+import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,15 +16,14 @@ import numpy as np
 
 from serl_chunk.cli.data.options import open_any, options_of
 from serl_chunk.cli.doctor.checks import require_free
-from serl_chunk.cli.robot.recorded import Recorded, add_common, recorded
-from serl_chunk.types import ConfigError
+from serl_chunk.cli.robot.dry import Recorded, add_common, recorded
+from serl_chunk.config.fields import require
+from serl_chunk.io import Waiting
 from serl_chunk_robot.client.client import Keys, RobotClient, RobotError
 from serl_chunk_robot.robot_file.profiles import CAUTIOUS
 
-DESCRIPTION = (
-    "Play one recorded episode on the served robot at its rate, after the server's reset and jogs led to its first "
-    "target, and compare measured joints with the recorded ones."
-)
+logger = logging.getLogger(__name__)
+
 FAR = 0.5  # rad that a joint may be from the first target after the reset: jogs take one joint at a time
 HAIR = 1e-4
 PATIENCE = 120.0  # s of a motion of the server's
@@ -31,21 +31,24 @@ REMIND = 10.0  # s between two lines while a human operator is waited for
 LAGS = 10  # ticks
 
 
-def add_flags(p: argparse.ArgumentParser) -> None:
+def replay_flags(p: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
+    p.description = (
+        "Play one recorded episode on the served robot at its rate, after the server's reset and jogs led to its first "
+        "target, and compare measured joints with the recorded ones."
+    )
     add_common(p)
     p.add_argument("--episode", default="0", metavar="N", help="its number; default: 0")
     p.add_argument("--robot", default="127.0.0.1", metavar="HOST[:PORT]", help="default: 127.0.0.1:5600")
     p.add_argument("--server_keys", metavar="FILE", help="an operator's keys for the robot's server")
 
 
-def run(flags: argparse.Namespace, rest: Sequence[str]) -> int:
+def replay_command(flags: argparse.Namespace) -> int:
     """Play the episode and print the figures. Raises ConfigError, DataError and RobotError."""
     if flags.json is not None:
         require_free("json", flags.json)
     keys = None if flags.server_keys is None else Keys.of_file(Path(flags.server_keys).expanduser())
-    if not flags.episode.isdigit():
-        raise ConfigError(f"{flags.episode!r} is no number of an episode", parameter="episode")
+    require(flags.episode.isdigit(), "episode", f"{flags.episode!r} is no number of an episode")
     source = open_any(flags.path, options_of(flags), flags.from_format)
     show = functools.partial(print, flush=True)
     with (
@@ -112,13 +115,12 @@ def await_go(controller: RobotClient, show: Callable[[str], None]) -> dict[str, 
     Raises RobotError where the robot is stopped.
     """
     controller.request("lease")
-    shown = -REMIND
+    lines = Waiting(logger, REMIND)
     while (state := _kept(controller, controller))["state"] != "HOLD":
         if state["state"] == "STOPPED":
             raise RobotError(f"the robot is in STOPPED ({state['word']}), expected HOLD. Look at the cell, run "
                              "`serl-chunk robot clear`, and then this again.")  # fmt: skip
-        if time.monotonic() - shown > REMIND:
-            shown = time.monotonic()
+        if lines.due():
             show(f"the robot is in {state['state']} ({state['word']}). Look at the cell, then run in another terminal: "
                  "serl-chunk robot go")  # fmt: skip
     return state
@@ -138,7 +140,6 @@ def _moved(
 
 
 def _kept(client: RobotClient, controller: RobotClient) -> dict[str, Any]:
-    """Return a new state, and keep the lease."""
     controller.request("ping")
     return client.next_state()
 

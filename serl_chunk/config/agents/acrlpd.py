@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from serl_chunk.config.agents.base import ActorCriticConfig, KernelInit
 from serl_chunk.config.agents.critic import Activation, SacCriticConfig
@@ -31,6 +31,13 @@ class AcrlpdConfig(ActorCriticConfig):
     policy_layer_norm: bool = shaping(True, "layer norm in the policy's network; False is RLPD's and Q-chunking's")
     log_prob: Literal["mean", "sum"] = setting("mean", "over the H*A dimensions; sum is the published convention")
     log_std_min: float = acting(-10.0, "least log deviation before tanh; -20 is RLPD's and Q-chunking's", below=2)
+
+    @property
+    def as_published(self) -> dict[str, Any]:
+        return {
+            **super().as_published, "agent_name": "acrlpd", "actor_hidden_dims": self.hidden, "bc_alpha": self.bc_alpha,
+            "target_entropy_multiplier": -self.target_entropy_per_dim,
+        }  # fmt: skip
 
     @property
     def squashed(self) -> bool:

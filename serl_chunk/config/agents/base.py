@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast
 
 from serl_chunk.config.agents.critic import CriticConfig
 from serl_chunk.config.agents.encoder import EMBEDDED, EncoderConfig
 from serl_chunk.config.agents.gripper import GripperConfig
 from serl_chunk.config.agents.language import LanguageConfig
-from serl_chunk.config.agents.optimiser import Optimiser
 from serl_chunk.config.fields import Group, acting, needs, require, setting, shaping
+
+if TYPE_CHECKING:
+    from serl_chunk.config.agents.pi0 import Pi0Config
 
 JOINT_NOISE = 0.4  # of clones: docs/algorithms.md, "Moved joints"
 KernelInit = Literal["lecun_normal", "xavier_uniform"]
+
+
+class Optimiser(NamedTuple):
+    """Adam with decoupled weight decay (AdamW) of one network and of the encoders in it."""
+
+    lr: float
+    encoder_lr: float
+    lr_warmup: int = 0  # gradient steps in which the rate rises to `lr`
+    lr_cosine: int = 0  # gradient steps after which it has fallen to a tenth; 0: it stays
+    weight_decay: float = 0.0
+    grad_clip: float = 0.0  # norm of the network's gradient, encoders included; 0: any
+    b2: float = 0.999  # decay of the average of squared gradients
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +89,16 @@ class AgentConfig(Group, path="agent."):
         return False
 
     @property
+    def as_pi0(self) -> Pi0Config | None:
+        """The pi0 that this is."""
+        return None
+
+    @property
+    def as_published(self) -> dict[str, Any]:
+        """Its sizes and weights by the names of PublishedQcConfig. Raises ConfigError: Q-chunking has no such agent."""
+        return {}
+
+    @property
     def reads_bins(self) -> bool:
         """Whether a prompt holds the state, in bins."""
         return False
@@ -92,7 +116,7 @@ class AgentConfig(Group, path="agent."):
             "True has no effect: agent.image_keys names no camera. Name cameras, or set it to False.")
         require(cameras or self.use_state, "agent.use_state",
             "False leaves the agent without an input. Name cameras in agent.image_keys.")
-        require(self.language.tokenizer != "sentencepiece" or getattr(self, "policy", "") == "pi0",
+        require(self.language.tokenizer != "sentencepiece" or self.as_pi0 is not None,
             "agent.language.tokenizer",
             "sentencepiece is for agent.policy=pi0: other agents embed each token, and need a vocabulary that is known "
             "without a file. Set it to bytes, or use bc with agent.policy=pi0.")
@@ -112,6 +136,11 @@ class ActorCriticConfig(AgentConfig):
     critic_lr: float | None = setting(None, "of the critic; none: agent.lr", above=0)
     critic: CriticConfig = setting(CriticConfig, "the critic")
     candidates: int = acting(16, "N of best-of-N at acting; 1 takes the policy's first sample", least=1)
+
+    @property
+    def as_published(self) -> dict[str, Any]:
+        critic = self.critic
+        return {"num_qs": critic.ensemble, "q_agg": critic.target_aggregate, "value_hidden_dims": critic.hidden}
 
     def optimiser(self, network: Literal["policy", "critic"] = "policy") -> Optimiser:
         own, lr = super().optimiser(network), self.critic_lr

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from serl_chunk.config.agents.base import AgentConfig
+from serl_chunk.config.agents.base import AgentConfig, Optimiser
 from serl_chunk.config.agents.encoder import EncoderConfig
 from serl_chunk.config.agents.flow import FlowConfig
-from serl_chunk.config.agents.optimiser import Optimiser
 from serl_chunk.config.agents.pi0 import Pi0Config
 from serl_chunk.config.fields import as_text, needs, require, setting, shaping, widths
 
@@ -35,7 +34,7 @@ class BcConfig(AgentConfig):
 
     def _check(self) -> None:
         # fmt: off
-        if self.policy == "pi0":
+        if self.as_pi0:
             self._check_pi0()
         require(self.encoder.trained_by != "critic", "agent.encoder.trained_by",
             "critic leaves bc's encoder untrained, for bc has no critic. Set it to each "
@@ -83,8 +82,20 @@ class BcConfig(AgentConfig):
         return self.flow.train_delay == "sampled"
 
     @property
+    def as_pi0(self) -> Pi0Config | None:
+        return self.pi0 if self.policy == "pi0" else None
+
+    @property
+    def as_published(self) -> dict[str, Any]:
+        require(self.acts_by_flow, "compat",
+            f"Q-chunking's code has no bc with agent.policy={self.policy}. Use acfql, acrlpd, or bc with "
+            "agent.policy=flow.")  # fmt: skip
+        # The flow of QC with one candidate, whose critic decides nothing.
+        return {**self.flow.as_published, "actor_num_samples": 1, "value_hidden_dims": self.flow.hidden}
+
+    @property
     def reads_bins(self) -> bool:
-        return self.policy == "pi0" and self.pi0.reads_bins
+        return self.as_pi0 is not None and self.pi0.reads_bins
 
     @property
     def squashed(self) -> bool:
@@ -92,4 +103,4 @@ class BcConfig(AgentConfig):
 
     def optimiser(self, network: Literal["policy", "critic"] = "policy") -> Optimiser:
         own = super().optimiser(network)
-        return self.pi0.schedule(own) if self.policy == "pi0" else own
+        return self.pi0.schedule(own) if self.as_pi0 else own

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 from serl_chunk.config.fields import Group, acting, widths
 
@@ -24,3 +24,8 @@ class FlowConfig(Group, path="agent.flow."):
     train_delay: Literal["none", "recorded", "sampled"] = acting(
         "none", "train for late decisions: the first d actions of a chunk are given, the flow learns the rest"
     )
+
+    @property
+    def as_published(self) -> dict[str, Any]:
+        """As `AgentConfig.as_published`."""
+        return {"actor_hidden_dims": self.hidden, "flow_steps": self.steps, "actor_type": "best-of-n"}

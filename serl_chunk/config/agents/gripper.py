@@ -58,7 +58,6 @@ class GripperConfig(Group, path="agent.gripper."):
 
     @property
     def composition(self) -> Literal["continuous", "fixed", "learned"]:
-        """What the settings come to."""
         if self.mode == "fixed" or "fixed" in self.setup_mode:
             return "fixed"
         return "learned" if self.choices or self.setup_mode else "continuous"

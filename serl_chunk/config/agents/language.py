@@ -42,7 +42,6 @@ class LanguageConfig(Group, path="agent.language."):
 
     @property
     def reads(self) -> bool:
-        """Return whether the agent reads language."""
         return self.tokenizer != "none"
 
     @property

@@ -6,8 +6,8 @@ import dataclasses
 from functools import partial
 from typing import Literal
 
+from serl_chunk.config.agents.base import Optimiser
 from serl_chunk.config.agents.language import VOCABULARY
-from serl_chunk.config.agents.optimiser import Optimiser
 from serl_chunk.config.fields import (
     ABSENT,
     CAMERAS,

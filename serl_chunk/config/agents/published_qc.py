@@ -6,9 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from serl_chunk.config.agents.base import ActorCriticConfig
+from serl_chunk.config.agents.base import ActorCriticConfig, Optimiser
 from serl_chunk.config.agents.critic import Aggregate, SacCriticConfig
-from serl_chunk.config.agents.optimiser import Optimiser
 from serl_chunk.config.fields import acting, needs, require, setting, shaping, widths
 
 WIDTHS = (512, 512, 512, 512)  # of every published network
@@ -76,7 +75,6 @@ class PublishedQcConfig(ActorCriticConfig, without=_FIXED):
 
     @property
     def best_of_n(self) -> bool:
-        """Whether the policy is the best of N samples of the flow."""
         return (self.agent_name, self.actor_type) == ("acfql", "best-of-n")
 
     @property  # type: ignore[misc]

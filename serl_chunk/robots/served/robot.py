@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from serl_chunk.config.robots import RobotConfig
+from serl_chunk.io import Waiting
 from serl_chunk.robots.base import Expert, InterventionSource, RobotEnv, StepResult
 from serl_chunk.robots.served import task
 from serl_chunk.robots.served.cameras import HELD_S, REMIND_S, ServedCameras
@@ -106,7 +107,7 @@ class ServedRobot(RobotEnv):
         drawn: dict[str, Any] = {} if seed is None else {"seed": seed}
         if options and options.get("new_object"):
             drawn["new_object"] = True
-        reminded_at = 0.0
+        lines = Waiting(logger, REMIND_S)
         while reply is None and self._stand() and self.stop() is None:
             if not self.may_move():
                 self.idle()
@@ -116,9 +117,7 @@ class ServedRobot(RobotEnv):
                 self._client.request("lease")  # it ended if nothing was requested for 2 s
                 reply = self._client.request("reset", generation=self._generation, episode=self._episode, **drawn)
             except RobotError as e:
-                if time.monotonic() - reminded_at > REMIND_S:
-                    reminded_at = time.monotonic()
-                    logger.warning(f"waiting for the robot, which was not reset: {e}")
+                lines.log(f"waiting for the robot, which was not reset: {e}", level=logging.WARNING)
                 time.sleep(POLL_S)
                 continue
             self._stand()
@@ -257,11 +256,9 @@ class ServedRobot(RobotEnv):
 
     def _wait_for_cameras(self) -> None:
         """Wait until every watched camera gives new pictures and the robot stands, or `stop` ends that."""
-        reminded_at = time.monotonic() - REMIND_S + HELD_S
+        lines = Waiting(logger, REMIND_S, late=HELD_S)
         while (unseen := self._cameras.look()) and self.stop() is None:
-            if time.monotonic() - reminded_at > REMIND_S:
-                reminded_at = time.monotonic()
-                logger.warning(f"waiting for the robot's cameras: {unseen}")
+            lines.log(f"waiting for the robot's cameras: {unseen}", level=logging.WARNING)
             time.sleep(self.robot_spec.dt)
             self._stand()
         self._cameras.unseen = ""
@@ -284,14 +281,13 @@ class ServedRobot(RobotEnv):
 
     def _stand(self) -> bool:
         """Wait until the robot stands in HOLD, or `stop` ends that; returns True."""
-        reminded_at = 0.0
+        lines = Waiting(logger, REMIND_S)
         while True:
             wrong = self._read_state(after_reply=True)
             state = self._state.get("state", "")
             if (state == "HOLD" and not wrong) or (self._state and self.stop() is not None):
                 return True
-            if (wrong or state in REMEDIES) and time.monotonic() - reminded_at > REMIND_S:
-                reminded_at = time.monotonic()
+            if (wrong or state in REMEDIES) and lines.due():
                 remedy = REMEDIES[""] if wrong else REMEDIES[state]
                 logger.warning(f"waiting for the robot ({wrong or self._hindered()}). {remedy}")
             self._keep_lease()

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from serl_chunk.config.agents.acfql import AcfqlConfig
-from serl_chunk.config.agents.decoupled import DecoupledConfig
+from serl_chunk.config.agents.acfql import AcfqlConfig, DecoupledConfig
 from serl_chunk.config.experiment import RewardConfig, possible_returns
 from serl_chunk.runs.metrics import Row, RunMetrics, succeeded_alone
 from serl_chunk.types import BEST, ONE

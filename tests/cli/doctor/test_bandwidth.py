@@ -10,9 +10,9 @@ import pytest
 from ports import free_port
 
 from serl_chunk.cli.doctor.checks import Bandwidth, check_bandwidth, check_snapshots, expected
-from serl_chunk.cli.process import spec_of
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import load_experiment
+from serl_chunk.outcomes.robot import spec_of
 from serl_chunk.transport.client.link import LearnerLink
 from serl_chunk.transport.storage.spool import Spool
 from serl_chunk.types import Begin, End, Outcome, Source, Step

@@ -23,7 +23,6 @@ from serl_chunk.cli.doctor.checks import Check, tunnel
 from serl_chunk.cli.doctor.doctor import run_checks
 from serl_chunk.cli.doctor.probe import RoundTrip
 from serl_chunk.cli.keys import LearnerAddress
-from serl_chunk.cli.process import spec_of
 from serl_chunk.config.compatibility import contract
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import load_experiment
@@ -31,6 +30,7 @@ from serl_chunk.config.overrides import apply_overrides
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.main import main
+from serl_chunk.outcomes.robot import spec_of
 from serl_chunk.transport.client.link import LearnerLink
 from serl_chunk.transport.security.keys import ClientKeys
 from serl_chunk.transport.security.server import ServerKeys

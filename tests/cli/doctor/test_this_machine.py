@@ -14,11 +14,11 @@ from serl_chunk.cli.doctor import checks
 from serl_chunk.cli.doctor.checks import Check, check_classifier, check_devices, check_spool
 from serl_chunk.cli.doctor.doctor import run_checks
 from serl_chunk.cli.keys import LearnerAddress
-from serl_chunk.cli.process import spec_of
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.outcome import OutcomeConfig
 from serl_chunk.config.robots import GymConfig
+from serl_chunk.outcomes.robot import spec_of
 from serl_chunk.transport.storage import journal
 from serl_chunk.transport.storage.spool import largest_episode_bytes
 
