@@ -32,13 +32,13 @@ from serl_chunk_robot.client.client import Keys, RobotClient, RobotError
 from serl_chunk_robot.robot_file.config import HAIR, load, load_driver
 from serl_chunk_robot.safety.gate import Gate
 from serl_chunk_robot.safety.measured import Measured
-from serl_chunk_robot.server import front_process
+from serl_chunk_robot.server import front
 from serl_chunk_robot.server.admission import Address
-from serl_chunk_robot.server.camera_process import children
 from serl_chunk_robot.server.door import Door
 from serl_chunk_robot.server.processes import Processes
 from serl_chunk_robot.server.serve import Motions, prioritise
 from serl_chunk_robot.server.server import RobotServer
+from serl_chunk_robot.server.streams import camera_children
 from serl_chunk_robot.wire.link import Link, make_pair
 
 HERE = "127.0.0.1"
@@ -66,7 +66,7 @@ def serve(path: Path) -> None:
     def switch() -> None:
         for line in sys.stdin:
             if line == "on\n":
-                cameras = Processes(children(file.cameras, file.host, file.keys, server.run_id))
+                cameras = Processes(camera_children(file.cameras, file.host, file.keys, server.run_id))
                 cameras.__enter__()
             else:
                 cameras.__exit__()
@@ -74,8 +74,8 @@ def serve(path: Path) -> None:
 
     threading.Thread(target=switch, daemon=True).start()
     address = Address(file.host, file.port, file.keys)
-    front = front_process.child(address, theirs, gate.dt, "", {}, door.front_ended)
-    with contextlib.closing(theirs), Processes([front]):
+    child = front.child(address, theirs, gate.dt, "", {}, door.front_ended)
+    with contextlib.closing(theirs), Processes([child]):
         if why := door.wait_for_front(60.0):
             raise RuntimeError(why)
         prioritise()

@@ -117,7 +117,7 @@ class ProcessCell(Cell):
         for children in Path(f"/proc/{self.server.pid}/task").glob("*/children"):
             for child in children.read_text().split():
                 with contextlib.suppress(OSError):
-                    if b"front_process" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    if b"server.front" in Path(f"/proc/{child}/cmdline").read_bytes():
                         return int(child)
         return 0
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from serl_chunk_robot.geometry.kinematics import Arms, Chain, Link
-from serl_chunk_robot.safety.limits import Limits, Workspace
-from serl_chunk_robot.safety.motion import Rates
+from serl_chunk_robot.safety.motion import Limits, Rates, Workspace
 
 J, GRIPPERS = 14, (6, 13)
 HOME = np.tile([0, -0.96, 1.16, 0, -0.3, 0, 0.5], 2)

@@ -20,15 +20,15 @@ from serl_chunk.devices.robot_hosted import open_pedal as open_hosted_pedal
 from serl_chunk.logs import logging_to
 from serl_chunk.operator.devices import OperatorDevices, Pedal
 from serl_chunk.operator.operator import Operator
+from serl_chunk.robots.served.cameras import ServedPictures
 from serl_chunk.robots.served.operator import ServedOperator
-from serl_chunk.robots.served.pictures import ServedPictures
 from serl_chunk.signals import before_exit, holding_at_hangup
 from serl_chunk.types import Amend, RobotSpec
 from serl_chunk_robot.devices.base import DeviceError
-from serl_chunk_robot.devices.evdev_keys import BUTTONS as KEYBOARD_BUTTONS
-from serl_chunk_robot.devices.evdev_keys import MOVES as KEYBOARD_MOVES
-from serl_chunk_robot.devices.evdev_keys import FootPedal
-from serl_chunk_robot.devices.gamepad import NAMES as GAMEPAD
+from serl_chunk_robot.devices.evdev_device import BUTTONS as KEYBOARD_BUTTONS
+from serl_chunk_robot.devices.evdev_device import MOVES as KEYBOARD_MOVES
+from serl_chunk_robot.devices.evdev_device import PAD_NAMES as GAMEPAD
+from serl_chunk_robot.devices.evdev_device import FootPedal
 
 if TYPE_CHECKING:
     from serl_chunk.live.server import LivePage

@@ -247,8 +247,8 @@ class GymConfig(RobotConfig):
 
     `make(fake_env, evaluating)` builds it. With `fake_env=True` (the learner) only its spaces are used, so a driver may
     skip its devices; `evaluating=True` is for episodes that are only evaluated, and optional in a factory. `info` is
-    read as HIL-SERL, gym-hil and LeRobot name humans and success (`serl_chunk/robots/info_keys.py`). `check_devices` is
-    for `serl-chunk doctor`: it returns a sentence for each missing device, within seconds and without a movement.
+    read as HIL-SERL, gym-hil and LeRobot name humans and success (`robots/gym_adapter.py`). `check_devices` is for
+    `serl-chunk doctor`: it returns a sentence for each missing device, within seconds and without a movement.
     """
 
     kind: ClassVar[str] = "gym"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from serl_chunk.config.fields import require
 from serl_chunk.console.keys import CTRL_C, NAMED
 from serl_chunk.types import ShownRobot
-from serl_chunk_robot.devices.gamepad import NAMES as GAMEPAD
+from serl_chunk_robot.devices.evdev_device import PAD_NAMES as GAMEPAD
 
 REPEAT = 0.3  # seconds from the newest press of a key in which another one is a repeat
 SECOND_STEP = 3.0  # seconds for the second key of two

@@ -27,9 +27,7 @@ class ArmControl(Protocol):
     measured: np.ndarray  # intp[D], where the state has them, for an arm that a leader leads; else its joints alone
 
     @property
-    def approaching(self) -> bool:
-        """Whether the arm is still on its way to its leader: it stays the human's."""
-        ...
+    def approaching(self) -> bool: ...
 
     def begin(self, last: np.ndarray, before: np.ndarray) -> None:
         """Take the arm over after the accepted commands `before` and `last`, float[A], a tick apart."""
@@ -67,7 +65,6 @@ class Gripper:
         self._to, self._pressed = None, True  # a button that is down already counts once it was let go
 
     def command(self, buttons: tuple[bool, ...], last: float) -> float:
-        """Return the gripper's command after `last`."""
         close, opens = (*buttons, False, False)[:2]
         if self._mode == "press" and self._stays is None:
             self._to = self._ends[CLOSE] if close else self._ends[OPEN] if opens else self._to
@@ -84,54 +81,13 @@ class Gripper:
         return last if self._to is None else float(np.clip(self._to, last - self._step, last + self._step))
 
 
-class JointArm:
-    """An arm that is commanded by joint targets, with or without a gripper.
+class _TwistedArm:
+    """An arm that a device with a twist moves, with or without a gripper: its index in the command, and its buttons."""
 
-    Args:
-        follower: of its joints.
-        gripper: its index in the command, and its buttons; None: the arm has none.
-        measured: where the arm's joints are in the state, intp[L].
-        dt: seconds of a tick.
-    """
+    approaching = False
 
-    def __init__(
-        self, follower: TwistFollower, gripper: tuple[int, Gripper] | None, measured: np.ndarray, dt: float
-    ) -> None:
-        self._follower, self._gripper, self.measured, self._dt = follower, gripper, measured, dt
-        self.approaching = False
-        self.dims = np.array([*follower.joints, *([gripper[0]] if gripper else [])], np.intp)
-
-    def begin(self, last: np.ndarray, before: np.ndarray) -> None:
-        self._follower.begin((last - before)[self._follower.joints] / self._dt)
-        if self._gripper:
-            self._gripper[1].begin()
-
-    def command(self, sample: Sample, last: np.ndarray, state: np.ndarray) -> np.ndarray:
-        twist = np.zeros(6) if sample.twist is None else sample.twist
-        joints = self._follower.follow(twist, last, state[self.measured].astype(np.float64))
-        if not self._gripper:
-            return joints
-        index, gripper = self._gripper
-        return np.append(joints, gripper.command(sample.buttons, float(last[index])))
-
-
-class TwistArm:
-    """An arm that is commanded by twists itself, as HIL-SERL's: a deflection is the command.
-
-    Args:
-        axes: of x, y, z, roll, pitch, yaw, those that the arm's actions are, in their order.
-        scale: of all six: the action at full deflection.
-        dims: of the actions in the command.
-        gripper: its index in the command, and its buttons.
-        turn: makes a twist in the action's axes of one in the world's, float[6]; None: they are the same.
-    """
-
-    def __init__(
-        self, axes: tuple[int, ...], scale: np.ndarray, dims: np.ndarray, gripper: tuple[int, Gripper] | None,
-        turn: Callable[[np.ndarray], np.ndarray] | None = None,
-    ) -> None:  # fmt: skip
-        self._axes, self._scale, self._gripper, self._turn = list(axes), scale, gripper, turn
-        self.measured, self.approaching = np.empty(0, np.intp), False
+    def __init__(self, dims: np.ndarray, measured: np.ndarray, gripper: tuple[int, Gripper] | None) -> None:
+        self.measured, self._gripper = measured, gripper
         self.dims = np.array([*dims, *([gripper[0]] if gripper else [])], np.intp)
 
     def begin(self, last: np.ndarray, before: np.ndarray) -> None:
@@ -139,12 +95,59 @@ class TwistArm:
             self._gripper[1].begin()
 
     def command(self, sample: Sample, last: np.ndarray, state: np.ndarray) -> np.ndarray:
-        twist = np.zeros(6) if sample.twist is None else self._scale * sample.twist
-        moves = (twist if self._turn is None else np.clip(self._turn(twist), -1.0, 1.0))[self._axes]
+        moves = self._moves(np.zeros(6) if sample.twist is None else sample.twist, last, state)
         if not self._gripper:
             return moves
         index, gripper = self._gripper
         return np.append(moves, gripper.command(sample.buttons, float(last[index])))
+
+    def _moves(self, twist: np.ndarray, last: np.ndarray, state: np.ndarray) -> np.ndarray:
+        raise NotImplementedError
+
+
+class JointArm(_TwistedArm):
+    """An arm that is commanded by joint targets.
+
+    Args:
+        follower: of its joints.
+        measured: where the arm's joints are in the state, intp[L].
+        dt: seconds of a tick.
+    """
+
+    def __init__(
+        self, follower: TwistFollower, gripper: tuple[int, Gripper] | None, measured: np.ndarray, dt: float
+    ) -> None:
+        super().__init__(follower.joints, measured, gripper)
+        self._follower, self._dt = follower, dt
+
+    def begin(self, last: np.ndarray, before: np.ndarray) -> None:
+        self._follower.begin((last - before)[self._follower.joints] / self._dt)
+        super().begin(last, before)
+
+    def _moves(self, twist: np.ndarray, last: np.ndarray, state: np.ndarray) -> np.ndarray:
+        return self._follower.follow(twist, last, state[self.measured].astype(np.float64))
+
+
+class TwistArm(_TwistedArm):
+    """An arm that is commanded by twists itself, as HIL-SERL's: a deflection is the command.
+
+    Args:
+        axes: of x, y, z, roll, pitch, yaw, those that the arm's actions are, in their order.
+        scale: of all six: the action at full deflection.
+        dims: of the actions in the command.
+        turn: makes a twist in the action's axes of one in the world's, float[6]; None: they are the same.
+    """
+
+    def __init__(
+        self, axes: tuple[int, ...], scale: np.ndarray, dims: np.ndarray, gripper: tuple[int, Gripper] | None,
+        turn: Callable[[np.ndarray], np.ndarray] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(dims, np.empty(0, np.intp), gripper)
+        self._axes, self._scale, self._turn = list(axes), scale, turn
+
+    def _moves(self, twist: np.ndarray, last: np.ndarray, state: np.ndarray) -> np.ndarray:
+        twist = self._scale * twist
+        return (twist if self._turn is None else np.clip(self._turn(twist), -1.0, 1.0))[self._axes]
 
 
 class LeaderArm:

@@ -98,7 +98,6 @@ class HumanIntervention:
 
     @property
     def lost(self) -> list[str]:
-        """Devices that were lost while they had an arm."""
         return [arm.device.name for arm in self._arms if arm.lost]
 
     def reset(self, seed: int) -> None:

@@ -44,7 +44,6 @@ class LeaderDrives:
         self.failed = ""  # why the newest drive failed
 
     def begin(self) -> None:
-        """Begin a drive of all leaders. One that is at its arm already gets no torque."""
         # Another number than those of other processes of this actor, too.
         self._number = max(self._number + 1, time.time_ns() // 1_000_000)
         self._began, self._requested, self._kept, self._released = self._now(), -1.0, None, None

@@ -23,6 +23,7 @@ from serl_chunk.robots.arms import kinematics_of
 from serl_chunk.robots.base import RobotEnv
 from serl_chunk.types import ConfigError, RobotSpec
 from serl_chunk_robot.devices.base import DeviceError, InputDevice, KeyEvent, Sample, lifeless
+from serl_chunk_robot.devices.evdev_device import Gamepad, Keyboard
 
 AXES = {3: (0, 1, 2), 6: tuple(range(6))}  # actions of an arm that takes twists -> axes of the device
 
@@ -106,10 +107,15 @@ def _open(kind: str, config: ExperimentConfig, count: int) -> list[InputDevice]:
     if not device.paths:
         raise ConfigError(f"names no device, and actor.intervention={kind} needs one for each arm that it moves. See "
                           "/dev/input/by-id", parameter="device.paths")  # fmt: skip
-    gamepad = functools.partial(_gamepad, keys=" ".join(keys.values()).split())
-    makes: dict[str, Callable[[str], InputDevice]] = {"gamepad": gamepad, "keyboard": _keyboard, "gello": _gello}
-    with _naming_paths():
-        return _all(makes[kind], device.paths)
+    gamepad = functools.partial(Gamepad, keys=" ".join(keys.values()).split())
+    makes: dict[str, Callable[[str], InputDevice]] = {"gamepad": gamepad, "keyboard": Keyboard, "gello": _gello}
+    with _naming_paths(), contextlib.ExitStack() as opened:
+        devices = []
+        for path in device.paths:
+            devices.append(makes[kind](path))
+            opened.callback(devices[-1].close)
+        opened.pop_all()
+        return devices
 
 
 @contextlib.contextmanager
@@ -120,28 +126,6 @@ def _naming_paths() -> Iterator[None]:
     except DeviceError as error:
         text = error.message if error.parameter == "paths" else str(error)  # of a GELLO's file it names the entry
         raise DeviceError(text, parameter="device.paths") from error
-
-
-def _all(make: Callable[[str], InputDevice], paths: Sequence[str]) -> list[InputDevice]:
-    with contextlib.ExitStack() as opened:
-        devices = []
-        for path in paths:
-            devices.append(make(path))
-            opened.callback(devices[-1].close)
-        opened.pop_all()
-        return devices
-
-
-def _gamepad(path: str, keys: Sequence[str]) -> InputDevice:
-    from serl_chunk_robot.devices.gamepad import Gamepad
-
-    return Gamepad(path, keys=keys)
-
-
-def _keyboard(path: str) -> InputDevice:
-    from serl_chunk_robot.devices.evdev_keys import Keyboard
-
-    return Keyboard(path)
 
 
 def _gello(path: str) -> InputDevice:
@@ -179,18 +163,14 @@ def _controls(config: ExperimentConfig, env: RobotEnv) -> list[ArmControl]:
 def _joints(device: DeviceConfig, spec: RobotSpec, tips: Tips, arm: int) -> ArmControl:
     low, high = np.array(spec.action_low), np.array(spec.action_high)
     limits = TwistLimits(device.translation, device.rotation, device.scale, device.frame, device.lead)
-    follower = TwistFollower(tips, arm, low, high, spec.dt, limits, _home(tips, arm, low, high))
+    home = None  # the pose towards which joints move that the twist leaves free: a tip's pose leaves none of six free
+    if len(tips.joints[arm]) > len(AXES[6]):
+        given: np.ndarray | None = getattr(tips, "home", None)
+        home = (low + high) / 2 if given is None else given
+    follower = TwistFollower(tips, arm, low, high, spec.dt, limits, home)
     measured = np.array(spec.joint_of_action)[follower.joints]
     first, end = spec.arms[arm] if spec.arms else (0, spec.action_dim)
     return JointArm(follower, _gripper(device, spec, first, end, None), measured, spec.dt)
-
-
-def _home(tips: Tips, arm: int, low: np.ndarray, high: np.ndarray) -> np.ndarray | None:
-    """Return the pose towards which joints move that the twist leaves free; None: a tip's pose leaves none free."""
-    if len(tips.joints[arm]) <= len(AXES[6]):
-        return None
-    home: np.ndarray | None = getattr(tips, "home", None)
-    return (low + high) / 2 if home is None else home
 
 
 def _twists(device: DeviceConfig, spec: RobotSpec, arm: tuple[int, int], number: int, env: RobotEnv) -> ArmControl:
@@ -226,10 +206,7 @@ def _gripper(
 
 
 class _Shared:
-    """Reads the device once for both arms.
-
-    The arms read it in turns, the first one first in every tick.
-    """
+    """Reads the device once for both arms, which read it in turns, the first one first in every tick."""
 
     def __init__(self, device: InputDevice, button: int) -> None:
         self.device, self.button, self.arm = device, button, 0
@@ -261,7 +238,6 @@ class SwitchedDevice:
         return sample if shared.arm == self._arm else lifeless(sample)._replace(alive=sample.alive)
 
     def keys(self) -> list[KeyEvent]:
-        """Return the events of the device's keys, once for both arms."""
         keys = getattr(self._shared.device, "keys", None)
         return keys() if keys is not None and self._arm == 0 else []
 

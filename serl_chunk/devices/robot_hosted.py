@@ -7,14 +7,13 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from serl_chunk.config.robots import RobotConfig
+from serl_chunk.robots.served import connect
 from serl_chunk.types import ConfigError, RobotSpec
-from serl_chunk_robot.client.client import Keys, Reading, RobotClient, RobotError
+from serl_chunk_robot.client.client import Reading, RobotClient, RobotError
 from serl_chunk_robot.devices.base import DeviceError, DriveStatus, InputDevice, KeyEvent, Sample
-from serl_chunk_robot.devices.evdev_device import KEPT
-from serl_chunk_robot.devices.evdev_keys import PEDALS
+from serl_chunk_robot.devices.evdev_device import KEPT, PEDALS
 from serl_chunk_robot.devices.polling import PolledDevice
 
 FIRST_S = 10.0  # for the first reading
@@ -47,7 +46,7 @@ class RemoteDevice(PolledDevice):
         super().__init__(f"{name} at {config.server}", clock)
 
     def _open(self) -> None:
-        self._client = _connect(self._config, f"device {self.table}")
+        self._client = connect(self._config, f"device {self.table}", answer=ANSWER_S)
         try:
             self._client.hello()
             self._pinged = time.monotonic()
@@ -98,7 +97,6 @@ class RemotePedal(RemoteDevice):
         super().__init__(config, name, clock)
 
     def keys(self) -> list[KeyEvent]:
-        """Return the events since the last call, oldest first; stamps are of this machine's clock."""
         return [self._events.popleft() for _ in range(len(self._events))]
 
     def _take(self, reading: Reading) -> None:
@@ -122,7 +120,6 @@ def open_pedal(config: RobotConfig, name: str) -> RemotePedal:
         ConfigError: no server, no such table, or a device that is no pedal.
         DeviceError: it cannot be read.
     """
-    _check_server(config)
     _tables(config, [name], "operator.pedal")
     pedal = RemotePedal(config, name)
     if not pedal.pedals or not {*pedal.pedals} <= {*PEDALS}:
@@ -167,7 +164,6 @@ def open_hosted(
         ConfigError: no server, no such device, or one that does not fit the robot's arms.
         DeviceError: one cannot be read.
     """
-    _check_server(config)
     tables = _tables(config, names, "device.paths")
     arms = spec.arms or ((0, spec.action_dim),)
     kind = "joints" if joints else "a twist"
@@ -219,15 +215,12 @@ def _parts(device: InputDevice, sample: Sample, arms: Sequence[tuple[int, int]],
     return parts
 
 
-def _check_server(config: RobotConfig) -> None:
+def _tables(config: RobotConfig, names: Sequence[str], parameter: str) -> list[tuple[str, int]]:
+    """Names and first arms of the server's tables, or of those that are named, in this order."""
     if not config.server:
         raise ConfigError("empty, and the devices are those of a robot server. Give its HOST[:PORT]",
                           parameter="robot.server")  # fmt: skip
-
-
-def _tables(config: RobotConfig, names: Sequence[str], parameter: str) -> list[tuple[str, int]]:
-    """Names and first arms of the server's tables, or of those that are named, in this order."""
-    with contextlib.closing(_connect(config, "devices")) as client:
+    with connect(config, "devices", answer=ANSWER_S) as client:
         try:
             tables = {name: arm for name, _, arm in client.devices()}
         except RobotError as e:
@@ -240,8 +233,3 @@ def _tables(config: RobotConfig, names: Sequence[str], parameter: str) -> list[t
                 parameter=parameter,
             )
     return [(name, tables[name]) for name in names or tables]
-
-
-def _connect(config: RobotConfig, name: str) -> RobotClient:
-    keys = Keys.of_file(Path(config.server_keys).expanduser()) if config.server_keys else None
-    return RobotClient(config.server, name=name, keys=keys, answer=ANSWER_S)

@@ -11,6 +11,8 @@ from typing import Protocol
 import numpy as np
 from scipy.optimize import lsq_linear
 
+from serl_chunk_robot.geometry.rotations import axis_angle, rotation
+
 LATE = 0.2  # rad by which an orientation may be late
 CATCH_UP = 10.0  # 1/s: how fast it is made up for
 FIRST, RELUCTANT = 30.0, 0.03  # weights of the tip's place against its turns, and of joints that need not move
@@ -173,18 +175,3 @@ def _damped(jacobian: np.ndarray, singular: float) -> np.ndarray:
     u, s, vt = np.linalg.svd(jacobian, full_matrices=False)
     weak = np.maximum(0.0, 1.0 - (s / singular) ** 2)
     return np.asarray((vt.T * (s / (s**2 + weak * singular**2))) @ u.T)
-
-
-def rotation(turn: np.ndarray) -> np.ndarray:
-    """Return the rotation, float64[3, 3], about an axis, float64[3], by its length, rad."""
-    angle = float(np.linalg.norm(turn))
-    x, y, z = turn / max(angle, 1e-12)
-    k = np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]])
-    return np.asarray(np.eye(3) + np.sin(angle) * k + (1 - np.cos(angle)) * k @ k)
-
-
-def axis_angle(turned: np.ndarray) -> np.ndarray:
-    """Return the axis of a rotation, float64[3], as long as its angle, rad; the inverse of `rotation` below pi."""
-    w = np.array([turned[2, 1] - turned[1, 2], turned[0, 2] - turned[2, 0], turned[1, 0] - turned[0, 1]])
-    sine = float(np.linalg.norm(w))
-    return np.asarray(w * (np.arctan2(sine, np.trace(turned) - 1) / sine)) if sine > 1e-12 else np.zeros(3)

@@ -18,7 +18,7 @@ from serl_chunk.viewer.content import to_jpeg
 from serl_chunk_robot.client.client import UNCONFIRMED
 
 if TYPE_CHECKING:
-    from serl_chunk.robots.served.pictures import SeenPicture
+    from serl_chunk.robots.served.cameras import SeenPicture
 
 ROWS = 40  # ticks in one event, and decisions: more are sent with the next ones
 BEHIND = 250  # ticks that a new or slow viewer is sent at most

@@ -26,7 +26,7 @@ from serl_chunk.viz.local_server import Answer, LocalHandler, LocalServer, Reque
 
 if TYPE_CHECKING:
     from serl_chunk.operator.operator import Operator
-    from serl_chunk.robots.served.pictures import ServedPictures
+    from serl_chunk.robots.served.cameras import ServedPictures
 
 PERIOD = 0.1  # seconds between two events of a viewer; pictures are requested once for each event at most
 STALL = 5.0  # seconds that a viewer may read nothing before its events end

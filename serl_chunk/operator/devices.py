@@ -13,7 +13,7 @@ from serl_chunk.devices.leader_requests import LeaderDrives
 from serl_chunk.devices.robot_hosted import RemotePedal
 from serl_chunk.robots.base import DeviceActivity, InterventionSource
 from serl_chunk_robot.devices.base import KeyEvent
-from serl_chunk_robot.devices.evdev_keys import FootPedal
+from serl_chunk_robot.devices.evdev_device import FootPedal
 
 _CTRL = frozenset({"leftctrl", "rightctrl"})
 _MODIFIERS = _CTRL | {"leftalt", "rightalt", "leftmeta", "rightmeta"}

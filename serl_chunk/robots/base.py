@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import gymnasium
 import numpy as np
 
-from serl_chunk.types import IMAGE_PREFIX, STATE, DataError, Observation, RobotSpec
+from serl_chunk.types import IMAGE_PREFIX, STATE, CameraSpec, DataError, Observation, RobotSpec
 
 StepResult = tuple[Observation, float, bool, bool, dict[str, Any]]  # reward, terminated, truncated, info
 
@@ -126,6 +126,28 @@ class RobotEnv(gymnasium.Env[Observation, np.ndarray]):
             wanted = f"{len(self._low)} finite numbers"
             raise DataError(f"robot {self.robot_spec.name}: {name} must be {wanted}, got {values}")
         return values
+
+
+def moves_spec(
+    name: str, control_hz: float, state_dim: int, actions: int, grippers: tuple[int, ...], cameras: Sequence[str],
+    image_size: int, max_episode_steps: int, arms: tuple[tuple[int, int], ...] = (),
+) -> RobotSpec:  # fmt: skip
+    """Return the specification of a robot whose actions are so many numbers in -1..1 that no state measures."""
+    low, high, unmeasured = (-1.0,) * actions, (1.0,) * actions, (-1,) * actions
+    frames = tuple(CameraSpec(camera, image_size, image_size) for camera in cameras)
+    return RobotSpec(name, control_hz, state_dim, low, high, unmeasured, grippers, frames, max_episode_steps, arms)
+
+
+def joints_spec(
+    name: str, control_hz: float, state_dim: int, low: tuple[float, ...], high: tuple[float, ...],
+    cameras: Sequence[str], image_size: int, max_episode_steps: int,
+) -> RobotSpec:  # fmt: skip
+    """Return the specification of two arms that take targets of joints, `low` to `high`, and of a gripper, 0 to 1."""
+    each = len(low) + 1
+    arms, grippers = ((0, each), (each, 2 * each)), (each - 1, 2 * each - 1)
+    frames = tuple(CameraSpec(camera, image_size, image_size) for camera in cameras)
+    limits, joints = ((*low, 0.0) * 2, (*high, 1.0) * 2), tuple(range(2 * each))
+    return RobotSpec(name, control_hz, state_dim, *limits, joints, grippers, frames, max_episode_steps, arms)
 
 
 class SimulatedEnv(RobotEnv):

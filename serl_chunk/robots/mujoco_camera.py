@@ -38,7 +38,6 @@ class MujocoCamera:
         return renderer.render()
 
     def close(self) -> None:
-        """Free the OpenGL context (otherwise freed at exit)."""
         if self._renderer is not None:
             atexit.unregister(self._renderer.close)
             self._renderer.close()
@@ -58,27 +57,26 @@ class MujocoCamera:
 
 
 class MujocoEnv(SimulatedEnv):
-    """A simulation in MuJoCo; `_open_camera` returns its renderer and `_moment` its `MjData`.
+    """A simulation in MuJoCo. Geoms of the groups `hidden` are not shown.
 
     Nothing is rendered before `read_images` is called, from one thread. It raises ConfigError without an OpenGL
     context.
     """
 
+    hidden: Sequence[int] = ()
     _camera: MujocoCamera | None = None
 
     def close(self) -> None:
-        """Free the OpenGL context (otherwise freed at exit)."""
         if self._camera is not None:
             self._camera.close()
             self._camera = None
 
     def _frame(self, camera: str) -> np.ndarray:
+        mujoco, model, data = self._scene()
         if self._camera is None:
-            self._camera = self._open_camera(self.robot_spec.camera(camera).height)
-        return self._camera.frame(self._moment(), camera)
+            self._camera = MujocoCamera(mujoco, model, self.robot_spec.camera(camera).height, self.hidden)
+        return self._camera.frame(data, camera)
 
-    def _moment(self) -> Any:
-        raise NotImplementedError
-
-    def _open_camera(self, size: int) -> MujocoCamera:
+    def _scene(self) -> tuple[Any, Any, Any]:
+        """Return the module mujoco, the model and its data."""
         raise NotImplementedError

@@ -13,8 +13,9 @@ import numpy as np
 
 from serl_chunk import extras
 from serl_chunk.config.robots import OgbenchConfig
-from serl_chunk.robots.mujoco_camera import MujocoCamera, MujocoEnv
-from serl_chunk.types import CameraSpec, ConfigError, RobotSpec
+from serl_chunk.robots.base import moves_spec
+from serl_chunk.robots.mujoco_camera import MujocoEnv
+from serl_chunk.types import ConfigError, RobotSpec
 
 CONTROL_HZ = 20.0
 ACTIONS = 5  # moves of the gripper: x, y, z (up to 5 cm), yaw (0.3 rad), and of its opening; each in -1..1
@@ -45,9 +46,10 @@ def ogbench_spec(config: OgbenchConfig) -> RobotSpec:
     observation: joints, gripper, objects. The specification's name tells tasks and a dense reward apart for the
     handshake.
     """
-    name = config.env_name
-    if name not in _names():
-        near = difflib.get_close_matches(name, _names(), 1)
+    name, tasks = config.env_name, ["", *(f"-task{i}" for i in range(1, TASKS + 1))]
+    names = [f"{env}-{data}-singletask{task}-v0" for env in ENVIRONMENTS for data in DATA for task in tasks]
+    if name not in names:
+        near = difflib.get_close_matches(name, names, 1)
         hint = f" Did you mean {near[0]}?" if near else ""
         raise ConfigError(
             f"not a single-task environment of OGBench (got {name}, expected ENV-{'|'.join(DATA)}-singletask-taskN-v0 "
@@ -56,22 +58,8 @@ def ogbench_spec(config: OgbenchConfig) -> RobotSpec:
             parameter="robot.env_name",
         )
     state_dim, limit = ENVIRONMENTS[next(e for e in ENVIRONMENTS if name.startswith(f"{e}-"))]
-    return RobotSpec(
-        name=name if config.reward == "sparse" else f"{name} with dense reward",
-        control_hz=CONTROL_HZ,
-        state_dim=state_dim,
-        action_low=(-1.0,) * ACTIONS,
-        action_high=(1.0,) * ACTIONS,
-        joint_of_action=(-1,) * ACTIONS,
-        grippers=(GRIPPER,),
-        cameras=(CameraSpec(CAMERA, config.image_size, config.image_size),),
-        max_episode_steps=config.max_episode_steps or limit,
-    )
-
-
-def _names() -> list[str]:
-    tasks = ["", *(f"-task{i}" for i in range(1, TASKS + 1))]
-    return [f"{e}-{data}-singletask{task}-v0" for e in ENVIRONMENTS for data in DATA for task in tasks]
+    shown, steps = name if config.reward == "sparse" else f"{name} with dense reward", config.max_episode_steps or limit
+    return moves_spec(shown, CONTROL_HZ, state_dim, ACTIONS, (GRIPPER,), (CAMERA,), config.image_size, steps)
 
 
 class OgbenchEnv(MujocoEnv):
@@ -85,10 +73,9 @@ class OgbenchEnv(MujocoEnv):
     def __init__(self, config: OgbenchConfig, *, images: str = "on_request") -> None:
         self._set_spaces(ogbench_spec(config), images)
         package = extras.ogbench(f"robot {config.kind}")
+        options = {"env_only": True, "success_timing": "post", "disable_env_checker": True}
         try:
-            env = package.make_env_and_datasets(
-                config.env_name, env_only=True, success_timing="post", disable_env_checker=True
-            )
+            env = package.make_env_and_datasets(config.env_name, **options)
         except TypeError as error:  # before 1.2 there is no success_timing
             raise ConfigError(
                 f"robot {config.kind}: this version of OGBench is too old ({error}). Run "
@@ -119,8 +106,5 @@ class OgbenchEnv(MujocoEnv):
     def _state(self) -> np.ndarray:
         return np.asarray(self._observation, np.float32)
 
-    def _moment(self) -> Any:
-        return self.simulation.data
-
-    def _open_camera(self, size: int) -> MujocoCamera:
-        return MujocoCamera(extras.mujoco(self.robot_spec.name, "ogbench"), self.simulation.model, size)
+    def _scene(self) -> tuple[Any, Any, Any]:
+        return extras.mujoco(self.robot_spec.name, "ogbench"), self.simulation.model, self.simulation.data

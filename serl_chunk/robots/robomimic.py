@@ -15,8 +15,9 @@ import numpy as np
 
 from serl_chunk import extras
 from serl_chunk.config.robots import RobomimicConfig
-from serl_chunk.robots.mujoco_camera import MujocoCamera, MujocoEnv
-from serl_chunk.types import CameraSpec, RobotSpec
+from serl_chunk.robots.base import moves_spec
+from serl_chunk.robots.mujoco_camera import MujocoEnv
+from serl_chunk.types import RobotSpec
 
 CONTROL_HZ = 20.0
 ACTIONS = 7  # moves of the hand: x, y, z (up to 5 cm), axis-angle (0.5 rad each), and the gripper; each in -1..1
@@ -47,21 +48,12 @@ def robomimic_spec(config: RobomimicConfig) -> RobotSpec:
     Actions are `float32[7]` in -1..1, differences that no state measures (see `ACTIONS`). The state is `STATE_KEYS`.
     """
     task = TASKS[config.env_name]
-    return RobotSpec(
-        name=f"robomimic {config.env_name}",
-        control_hz=CONTROL_HZ,
-        state_dim=3 + 4 + 2 + task.object_dim,
-        action_low=(-1.0,) * ACTIONS,
-        action_high=(1.0,) * ACTIONS,
-        joint_of_action=(-1,) * ACTIONS,
-        grippers=(GRIPPER,),
-        cameras=(CameraSpec(CAMERA, config.image_size, config.image_size),),
-        max_episode_steps=config.max_episode_steps or task.max_episode_steps,
-    )
+    name, state_dim = f"robomimic {config.env_name}", 3 + 4 + 2 + task.object_dim
+    steps = config.max_episode_steps or task.max_episode_steps
+    return moves_spec(name, CONTROL_HZ, state_dim, ACTIONS, (GRIPPER,), (CAMERA,), config.image_size, steps)
 
 
 _CONTROLLER = Path(__file__).with_name("robomimic_controller.json")  # an action of 1 is 5 cm or 0.5 rad
-_COLLISION = 0  # the group of the shapes that robosuite collides with, next to the visible ones
 
 
 class RobomimicEnv(MujocoEnv):
@@ -71,24 +63,19 @@ class RobomimicEnv(MujocoEnv):
     and their size if the task has a range of sizes.
     """
 
+    hidden = (0,)  # the group of the shapes that robosuite collides with, next to the visible ones
+
     def __init__(self, config: RobomimicConfig, *, images: str = "on_request") -> None:
         self._set_spaces(robomimic_spec(config), images)
         package = extras.robosuite(f"robot {config.kind}")
         logging.getLogger("robosuite_logs").setLevel(logging.ERROR)  # it announces every file it reads
         self._kind = config.kind
+        controller = json.loads(_CONTROLLER.read_text())
+        off = dict.fromkeys(("has_renderer", "has_offscreen_renderer", "use_camera_obs", "reward_shaping"), False)
         self.simulation: Any = package.make(
-            TASKS[config.env_name].environment,
-            robots="Panda",
-            controller_configs=json.loads(_CONTROLLER.read_text()),
-            control_freq=CONTROL_HZ,
-            has_renderer=False,
-            has_offscreen_renderer=False,
-            use_camera_obs=False,
-            use_object_obs=True,
-            reward_shaping=False,
-            ignore_done=True,
-            lite_physics=False,
-        )
+            TASKS[config.env_name].environment, robots="Panda", controller_configs=controller,
+            control_freq=CONTROL_HZ, use_object_obs=True, ignore_done=True, lite_physics=False, **off,
+        )  # fmt: skip
 
     def close(self) -> None:
         super().close()
@@ -115,9 +102,6 @@ class RobomimicEnv(MujocoEnv):
     def _state(self) -> np.ndarray:
         return np.concatenate([np.ravel(self._observation[key]) for key in STATE_KEYS]).astype(np.float32)
 
-    def _moment(self) -> Any:
-        return self.simulation.sim.data._data
-
-    def _open_camera(self, size: int) -> MujocoCamera:
-        mujoco = extras.mujoco(f"robot {self._kind}", "robomimic")
-        return MujocoCamera(mujoco, self.simulation.sim.model._model, size, hidden=(_COLLISION,))
+    def _scene(self) -> tuple[Any, Any, Any]:
+        sim = self.simulation.sim
+        return extras.mujoco(f"robot {self._kind}", "robomimic"), sim.model._model, sim.data._data

@@ -27,7 +27,7 @@ from serl_chunk.recording.recording import Recording, RecordingTotals
 from serl_chunk.robots.served.robot import ServedRobot
 from serl_chunk.types import RobotSpec
 from serl_chunk_robot.client.client import RobotClient, RobotError
-from serl_chunk_robot.control.motions import Jog
+from serl_chunk_robot.control.motions import jog
 from serl_chunk_robot.drivers.fake import HIGH
 from serl_chunk_robot.robot_file.config import load, load_driver
 
@@ -133,7 +133,7 @@ def test_an_episode_is_replayed_after_the_servers_own_motions_led_to_it():
         def motions(event, arguments, start, limits):
             if event != "jog":
                 return way(event, {}, start, limits)
-            return Jog(start, arguments.pop("joint"), arguments.pop("angle"), limits)
+            return jog(start, arguments.pop("joint"), arguments.pop("angle"), limits)
 
         robot.server._motions = motions
         robot.server._profiles = {**robot.server._profiles, "first_day": robot.server._profiles["slow"]}

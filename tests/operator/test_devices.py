@@ -25,7 +25,7 @@ from serl_chunk.operator.devices import OperatorDevices
 from serl_chunk.operator.operator import Operator
 from serl_chunk.robots.registry import make_env
 from serl_chunk.types import ConfigError
-from serl_chunk_robot.devices.evdev_keys import BUTTONS, MOVES
+from serl_chunk_robot.devices.evdev_device import BUTTONS, MOVES
 
 STICK = dict.fromkeys(("ABS_X", "ABS_Y", "ABS_RX", "ABS_RY"), AbsInfo(0, -32768, 32767))
 

@@ -13,9 +13,9 @@ from demonstrations import started
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.robots import AlohaSimConfig
 from serl_chunk.robots import registry
-from serl_chunk.robots.aloha_sim.camera import AlohaSimCamera
 from serl_chunk.robots.aloha_sim.env import ARM_HIGH, ARM_LOW, CAMERAS, insertion_stage
 from serl_chunk.robots.aloha_sim.experts import MEET, facing_joints, push
+from serl_chunk.robots.drawn_camera import AlohaSimCamera
 from serl_chunk.types import ConfigError
 from serl_chunk_robot.drivers.camera import CameraError
 

@@ -14,8 +14,8 @@ from robot_world import FaultyArms
 
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.robots import FakeAlohaConfig
+from serl_chunk.robots.drawn_camera import FakeAlohaCamera
 from serl_chunk.robots.fake import spec as task
-from serl_chunk.robots.fake.camera import FakeAlohaCamera
 from serl_chunk.robots.fake.env import NO_ARM, FakeAlohaEnv
 from serl_chunk.robots.fake.expert import HAND_OVER
 from serl_chunk.robots.fake.kinematics import BASE_X, LEFT, REACH, RIGHT, SHOULDER_Z, inverse

@@ -15,7 +15,7 @@ from serl_chunk.robots.fake.driver import FakeAlohaDriver
 from serl_chunk.robots.fake.env import FakeAlohaEnv
 from serl_chunk.robots.fake.expert import ScriptedExpert
 from serl_chunk.robots.fake.scripted_human import ScriptedHuman
-from serl_chunk.robots.served.robot import _compared
+from serl_chunk.robots.served.robot import differing_fields
 from serl_chunk.robots.served.task import Seen, make_expert, make_scripted_human
 from serl_chunk.types import STATE
 from serl_chunk_robot.drivers.base import DriverError
@@ -62,7 +62,8 @@ def test_a_reset_begins_where_the_environment_does(world):
 def test_the_served_state_is_the_environments_and_a_success_is_reported_once(observed):
     config = FakeAlohaConfig(observe_objects=observed, grasp_tolerance=0.02)
     driver, env = FakeAlohaDriver(observe_objects=observed, grasp_tolerance=0.02), FakeAlohaEnv(config)
-    parts = _compared(env.robot_spec, driver.spec()._asdict(), "here")
+    assert differing_fields(env.robot_spec, driver.spec()._asdict()) == []
+    parts = [name for name, _ in driver.spec().state]
     observation, _ = env.reset(seed=5)
     driver.reset_scene(5)
     driver.env.place(env.joints, driver.env.cube)

@@ -16,7 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from serl_chunk.config.robots import FrankaConfig
-from serl_chunk.robots import franka, franka_space
+from serl_chunk.robots import franka
 from serl_chunk.robots.franka import FrankaRobot
 from serl_chunk.robots.registry import robot_spec
 from serl_chunk.robots.served.task import Seen
@@ -75,7 +75,24 @@ def robot_of(monkeypatch):
     """Makes the robot of a stand-in, and resets it; its state."""
 
     def make(server: Server, config: FrankaConfig = CONFIG) -> tuple[FrankaRobot, np.ndarray]:
-        monkeypatch.setattr(franka, "ServedRobot", lambda *_, **__: server)
+        def init(self, config, spec, **_):
+            self._set_spaces(spec, "on_request")
+            self._config = config
+
+        def reset(self, **_):
+            self.conditions, (_, info) = server.conditions, server.reset()
+            return self._first(), info
+
+        def receive(self):
+            _, *result = server.receive()
+            return self._observe(), *result
+
+        methods = {
+            "__init__": init, "reset": reset, "receive": receive, "seen": lambda self: server.seen(),
+            "_send_target": lambda self, target: server.send(target),
+        }  # fmt: skip
+        for name, method in methods.items():
+            monkeypatch.setattr(franka.ServedRobot, name, method)
         robot = FrankaRobot(config)
         return robot, robot.reset()[0]["state"]
 
@@ -171,9 +188,9 @@ def test_targets_and_states_are_hil_serl_s_and_a_human_s_command_is_in_the_tip_s
         human = not np.isnan(case["human"][k]).any()
         for arm, pose in enumerate(case["sent"][k] if human else ()):
             place, twist = server.seen().q[7 * arm : 7 * arm + 6], case["human"][k][6 * arm : 6 * arm + 6]
-            in_tip = franka_space.in_tip_frame(place, twist)
+            in_tip = franka.in_tip_frame(place, twist)
             np.testing.assert_allclose(in_tip, case["intervene"][k][each * arm : each * arm + 6], atol=TOLERANCE)
-            same_pose(franka_space.target(place, in_tip, np.array(config.scale), boxes[arm]), pose)
+            same_pose(franka.target(place, in_tip, np.array(config.scale), boxes[arm]), pose)
             humans += 1
         if human:
             server.at += 1
@@ -196,17 +213,17 @@ places = st.tuples(*(st.floats(*of) for of in ((0.2, 0.8), (-0.4, 0.4), (0, 0.6)
     np.array
 )
 twists = st.tuples(*[st.floats(-0.5, 0.5)] * 6).map(np.array)
-WIDE = franka_space.Box(np.array([-9.0] * 3 + [0.0, -9.0, -9.0]), np.array([9.0] * 6))
+WIDE = franka.Box(np.array([-9.0] * 3 + [0.0, -9.0, -9.0]), np.array([9.0] * 6))
 
 
 @given(places, twists)
 def test_the_action_of_a_target_is_the_one_that_led_there(place, twist):
     scale = np.array([0.02, 0.2])
-    action = franka_space.in_tip_frame(place, twist)
-    to = franka_space.target(place, action, scale, WIDE)
-    np.testing.assert_allclose(franka_space.action_of(place, to, scale), action, atol=1e-6)
+    action = franka.in_tip_frame(place, twist)
+    to = franka.target(place, action, scale, WIDE)
+    np.testing.assert_allclose(franka.action_of(place, to, scale), action, atol=1e-6)
     assert (np.abs(to[3:] - place[3:]) < 2.5).all(), "angles make no jump"
-    np.testing.assert_allclose(franka_space.relative(place, place), np.zeros(6), atol=1e-12)
+    np.testing.assert_allclose(franka.relative(place, place), np.zeros(6), atol=1e-12)
 
 
 @given(places, twists, st.booleans())
@@ -214,8 +231,8 @@ def test_the_action_of_a_target_is_the_one_that_led_there(place, twist):
 def test_targets_are_within_what_the_box_says(place, twist, mirrored_yaw):
     low = np.array([0.4, -0.1, 0.2, np.pi - 0.2, -0.3, -0.5 + mirrored_yaw * 0.6])
     high = np.array([0.6, 0.1, 0.4, np.pi + 0.2, 0.3, 0.5])
-    box = franka_space.Box(low, high, (0, 2) if mirrored_yaw else (0,))
-    to = franka_space.target(place, twist, np.array([0.02, 0.2]), box)
+    box = franka.Box(low, high, (0, 2) if mirrored_yaw else (0,))
+    to = franka.target(place, twist, np.array([0.02, 0.2]), box)
     least, most = box.interval()
     turns = 2 * np.pi * np.round((to[3:] - (least + most)[3:] / 2) / (2 * np.pi))
     to[3:] -= turns  # a place half a turn from its box has a target that is nearer to it by a whole turn

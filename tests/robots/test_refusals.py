@@ -30,9 +30,8 @@ from serl_chunk.config.robots import (
 )
 from serl_chunk.devices.registry import make_intervention
 from serl_chunk.outcomes.judge import Judge
-from serl_chunk.robots.aloha_sim.camera import AlohaSimCamera
 from serl_chunk.robots.aloha_sim.driver import AlohaSimDriver
-from serl_chunk.robots.fake.camera import FakeAlohaCamera
+from serl_chunk.robots.drawn_camera import AlohaSimCamera, FakeAlohaCamera
 from serl_chunk.robots.gym_adapter import ObservationLayout
 from serl_chunk.robots.hil_serl import hil_serl_robot
 from serl_chunk.robots.registry import make_env, make_expert, robot_spec

@@ -305,7 +305,7 @@ def test_keys_are_made_and_admit_who_has_them(tmp_path, capsys):
         ([], "server.json exists already"), (["--add", "gone"], "gone.json exists already"),
         (["--add", "new", "--out", "{tmp}/desk.json"], "desk.json exists already"),
         (["--add", "new", "--out", "{tmp}/none/new.json"], "new.json cannot be written"),
-        (["--add", "../desk"], "../desk: use 1..64 letters"), (["--revoke", "des"], "It has: desk, gone"),
+        (["--add", "../desk"], "'../desk': use 1..64 letters"), (["--revoke", "des"], "It has: desk, gone"),
         (["--add", "new", "--revoke", "desk"], "not allowed with"), (["--operator"], "--operator: goes with --add"),
         (["--out", "file"], "--out: goes with --add"),
     ],

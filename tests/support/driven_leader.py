@@ -18,9 +18,9 @@ from serl_chunk.robots.served.robot import ServedRobot
 from serl_chunk.types import RobotSpec
 from serl_chunk_robot.robot_file.config import load
 from serl_chunk_robot.robot_file.profiles import CAUTIOUS
-from serl_chunk_robot.server.device_process import children
 from serl_chunk_robot.server.leader_permissions import Drives
 from serl_chunk_robot.server.processes import Processes
+from serl_chunk_robot.server.streams import device_children
 
 SPEC = RobotSpec(
     "arms", 1 / TICK, J, tuple(LOW), tuple(HIGH), tuple(range(J)), GRIPPERS, (), 500, ((0, 7), (7, 14))
@@ -109,7 +109,7 @@ class Served:
         listed = tuple((d.name, d.port, d.arm) for d in file.devices)
         self.robot = stack.enter_context(served(port=file.port, devices=listed, drives=drives))
         run = self.robot.server.run_id
-        stack.enter_context(Processes(children(file.devices, HERE, None, run, drives.descriptors())))
+        stack.enter_context(Processes(device_children(file.devices, HERE, None, run, drives.descriptors())))
         self.operator = self.robot.ready()
         self.config = FakeAlohaConfig(server=f"{HERE}:{file.port}")
         self.env = stack.enter_context(contextlib.closing(ServedRobot(self.config, SPEC)))

@@ -21,8 +21,7 @@ from xs_arm import XsArm
 
 from serl_chunk_robot.control.loop import Refused, RobotLoop
 from serl_chunk_robot.drivers import aloha_arms
-from serl_chunk_robot.drivers.aloha_arms import AlohaArms
-from serl_chunk_robot.drivers.aloha_gripper import Gripper
+from serl_chunk_robot.drivers.aloha_arms import AlohaArms, Gripper
 from serl_chunk_robot.drivers.aloha_ros1 import aloha_ros1
 from serl_chunk_robot.drivers.aloha_ros2 import aloha_ros2
 from serl_chunk_robot.drivers.base import Driver, Reading

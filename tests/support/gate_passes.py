@@ -10,8 +10,7 @@ from robot_limits import HIGH, HOME, LOW, J, limits
 
 from serl_chunk_robot.control.pursuit import Pursuit
 from serl_chunk_robot.safety.gate import SLOWED, Gate, Passed
-from serl_chunk_robot.safety.limits import Limits, Workspace
-from serl_chunk_robot.safety.motion import SetPoint, braked
+from serl_chunk_robot.safety.motion import Limits, SetPoint, Workspace, braked
 
 DT = 0.005
 CLOSE = 1 + 1e-6

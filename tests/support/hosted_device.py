@@ -11,7 +11,7 @@ from robot_served import HERE
 
 from serl_chunk_robot.devices.base import KeyEvent, Sample
 from serl_chunk_robot.robot_file.loading import Source
-from serl_chunk_robot.server.device_process import Job, ReadingPublisher
+from serl_chunk_robot.server.streams import Job, ReadingPublisher
 
 
 class HostedDevice:
@@ -29,7 +29,7 @@ class HostedDevice:
         self.pedals: tuple[str, ...] = ()
         self._keys: deque[KeyEvent] = deque()
         source = Source(Path("robot.toml"), "fake", {}, "device[0].driver", "device[0]")
-        job = Job.of([(name, port, ())], source, HERE, keys, run)
+        job = Job.of("device", [(name, port, ())], source, HERE, keys, run)
         self._publisher = ReadingPublisher(job, self._clock)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)

@@ -21,8 +21,7 @@ from serl_chunk_robot.client.client import RobotError
 from serl_chunk_robot.commands import requests
 from serl_chunk_robot.control.border import Border, checked
 from serl_chunk_robot.control.loop import RobotLoop
-from serl_chunk_robot.control.own_motion import OwnMotion
-from serl_chunk_robot.control.yielding import Yielding
+from serl_chunk_robot.control.own_motion import OwnMotion, Yielding
 from serl_chunk_robot.drivers.base import DriverError
 from serl_chunk_robot.safety.table import Machine
 from serl_chunk_robot.server import admission, front
@@ -114,9 +113,9 @@ def command_unguarded(self: Border, target: Any, dt: float) -> None:
         raise DriverError(str(e)) from e
 
 
-def one_time(folder: Path) -> admission._Seen:
+def one_time(folder: Path) -> tuple[list[tuple[int, ...]], float]:
     found = (folder / "allowed").stat()
-    return admission._Seen(((found.st_mtime_ns,),), found.st_mtime)
+    return [(found.st_mtime_ns,)], found.st_mtime
 
 
 def any_reply(client: Any, op: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -135,7 +134,7 @@ NOTES = "self._motion, self.ends, self._ended_at = motion, ends, None"  # in Own
 STOP = "stop = self.peers.stop(waiting) if request.stop"  # in Front._take
 STANDS = "SetPoint.standing(self._at.position)"  # in RobotLoop.run_pass
 CHECKS = "self.loop.check_generation("  # in RobotServer._check_generation
-GOES = "self._client.request(op, **_arguments(op, shown))"  # in ServedOperator._send
+GOES = "self._client.request(op, **carries)"  # in ServedOperator._send
 JOINTS = "~np.isin(np.arange(len(limits.low)), grippers)"  # in Yielding.__init__
 LOADS = "np.stack([reading.effort / self._effort, apart])"  # in Yielding._loads
 ROBOT = "serl_chunk_robot/"
@@ -230,7 +229,7 @@ FAULTS: dict[str, Fault] = {
          "test_a_driver_that_hangs_is_noticed_and_the_server_can_be_ended[sleep]",)),
     "the console takes 'not confirmed' for a confirmation": Fault(
         "drivers",
-        edited(ServedOperator, "_send", (GOES, "any_reply(self._client, op, _arguments(op, shown))"),
+        edited(ServedOperator, "_send", (GOES, "any_reply(self._client, op, carries)"),
                any_reply=any_reply),
         ("robots/served/test_operator.py::"
          "test_what_the_robot_did_not_confirm_is_known_until_it_does[stop-not confirmed]",)),

@@ -11,12 +11,12 @@ from robot_served import HERE
 from serl_chunk_robot.drivers.fake_camera import FakeCamera
 from serl_chunk_robot.robot_file.camera_views import View
 from serl_chunk_robot.robot_file.loading import Source
-from serl_chunk_robot.server.camera_process import FramePublisher, Job
+from serl_chunk_robot.server.streams import FramePublisher, Job
 
 
 def job(name: str, port: int, keys: Path | None = None, driver: str = "fake", **options: object) -> Job:
     source = Source(Path("robot.toml"), driver, options, "camera[0].driver", "camera[0]")
-    return Job.of([(name, port, View())], source, HERE, keys, "run")
+    return Job.of("camera", [(name, port, View())], source, HERE, keys, "run")
 
 
 class PublishedCamera:

@@ -136,7 +136,7 @@ class Day:
         """Kill -9 of the first camera's process."""
         assert self.server is not None
         children = Path(f"/proc/{self.server.pid}/task/{self.server.pid}/children").read_text().split()
-        cameras = [pid for pid in children if "camera_process" in Path(f"/proc/{pid}/cmdline").read_text()]
+        cameras = [pid for pid in children if "server.streams" in Path(f"/proc/{pid}/cmdline").read_text()]
         os.kill(int(cameras[0]), 9)
 
     def record(self, n: int, *more: str) -> str:

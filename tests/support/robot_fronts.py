@@ -9,8 +9,7 @@ from typing import Any
 
 from serl_chunk_robot.server.admission import Address
 from serl_chunk_robot.server.door import Door, Request
-from serl_chunk_robot.server.front import Front
-from serl_chunk_robot.server.front_process import child
+from serl_chunk_robot.server.front import Front, child
 from serl_chunk_robot.server.processes import Processes
 from serl_chunk_robot.wire.link import Link, make_pair
 

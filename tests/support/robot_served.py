@@ -19,9 +19,8 @@ from robot_world import DT, MECHANISM, SPEC, FaultyArms
 
 from serl_chunk_robot.client.client import Keys, RobotClient
 from serl_chunk_robot.safety.gate import Gate
-from serl_chunk_robot.safety.limits import Limits
 from serl_chunk_robot.safety.measured import Measured
-from serl_chunk_robot.safety.motion import SetPoint
+from serl_chunk_robot.safety.motion import Limits, SetPoint
 from serl_chunk_robot.server.admission import Address
 from serl_chunk_robot.server.door import Door
 from serl_chunk_robot.server.front import Front

@@ -13,9 +13,8 @@ from serl_chunk_robot.control.pursuit import Pursuit
 from serl_chunk_robot.drivers.base import DriverError, DriverSpec, Reading
 from serl_chunk_robot.drivers.fake import FakeArms
 from serl_chunk_robot.safety.gate import Command, Gate, Passed
-from serl_chunk_robot.safety.limits import Limits
 from serl_chunk_robot.safety.measured import Measured
-from serl_chunk_robot.safety.motion import SetPoint
+from serl_chunk_robot.safety.motion import Limits, SetPoint
 from serl_chunk_robot.safety.table import Transition
 
 DT, TICK = 0.005, 0.02

@@ -48,8 +48,7 @@ def driven(motors: Motors, leader: LeRobotTeleoperator) -> dict[str, object]:
 
     from serl_chunk_robot.devices import leader_motion as of_drive
     from serl_chunk_robot.devices.leader_motion import Permission
-    from serl_chunk_robot.safety.limits import Limits
-    from serl_chunk_robot.safety.motion import Rates
+    from serl_chunk_robot.safety.motion import Limits, Rates
 
     of_drive.VALID = 0.5  # s: machines that run tests may stand still for longer than robot PCs may
     still = np.zeros(6)

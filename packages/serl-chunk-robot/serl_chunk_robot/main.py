@@ -6,7 +6,7 @@ import argparse
 import socket
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, NoReturn, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Dict, NoReturn, Optional, Sequence
 
 from serl_chunk_robot import __version__
 from serl_chunk_robot.errors import ConfigError, SerlChunkError
@@ -54,31 +54,15 @@ def main(argv: Sequence[str] | None = None, program: str = "serl-chunk-robot") -
     parser = _parser(program)
     try:
         arguments = parser.parse_args(argv)
-        if arguments.command == "serve":
-            from serl_chunk_robot.server.serve import serve
-
-            serve(arguments.file, arguments.driver)
-        elif arguments.command == "keys":
-            _keys(arguments, program)
-        elif arguments.command == "new":
-            _new(arguments, program)
-        elif arguments.command == "check":
-            return _check(arguments)
-        elif arguments.command == "teach":
-            _teach(arguments)
-        elif arguments.command in READING:
-            raise ConfigError(f"{arguments.command} reads episodes, and needs the whole of serl_chunk. Install it, and "
-                              f"run serl-chunk robot {arguments.command}")  # fmt: skip
-        elif arguments.command:
-            _request(arguments)
-        else:
+        if not arguments.command:
             parser.print_help()
+            return DONE
+        return arguments.run(arguments) or DONE
     except SerlChunkError as error:
         print(f"{program}: {error}", file=sys.stderr)
         return WRONG_USAGE if isinstance(error, ConfigError) else FAILED
     except KeyboardInterrupt:  # before the robot was connected, or while a request waits for its reply
         return FAILED
-    return DONE
 
 
 def _parser(program: str) -> Parser:
@@ -90,25 +74,42 @@ def _parser(program: str) -> Parser:
     parser.add_argument("--version", action="version", version=f"serl_chunk_robot {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
 
-    def add(name: str, what: str) -> argparse.ArgumentParser:
+    def add(name: str, run: Callable[[argparse.Namespace], Optional[int]], what: str) -> argparse.ArgumentParser:
         command: argparse.ArgumentParser = commands.add_parser(name, help=what, description=what, allow_abbrev=False)
+        command.set_defaults(run=run, program=program)
         return command
 
-    serve = add("serve", "Serve the robot of a file. It moves only once an operator has cleared it.")
+    serve = add("serve", _serve, "Serve the robot of a file. It moves only once an operator has cleared it.")
     serve.add_argument("file", type=Path, metavar="robot.toml")
     serve.add_argument("--driver", default="", metavar="NAME|FILE.py:Class", help="replaces the file's")
-    keys = add(
-        "keys", "Make the keys of a robot's server, without which other machines do not reach it, or admit a client."
-    )
+    what = "Make the keys of a robot's server, without which other machines do not reach it, or admit a client."
+    keys = add("keys", _keys, what)
     keys.add_argument("folder", type=Path, metavar="FOLDER", help="that robot.toml names as `keys`")
     one = keys.add_mutually_exclusive_group()
     one.add_argument("--add", metavar="NAME", help="admit one more client, and write its own file")
     one.add_argument("--revoke", metavar="NAME", help="admit that client no longer, from the next second on")
     keys.add_argument("--operator", action="store_true", help="with --add: it may also clear, jog and park")
     keys.add_argument("--out", type=Path, metavar="FILE", help="with --add: default: NAME.json next to FOLDER")
-    _add_first_day(add)
+    new = add("new", _new, "Find this machine's devices, and write a robot's file to fill in. It overwrites none.")
+    new.add_argument("file", type=Path, metavar="robot.toml")
+    new.add_argument("--driver", default="fake", metavar="NAME|FILE.py:Class", help="default: fake, simulated arms")
+    address = "an arm's address, to try; may be repeated"
+    new.add_argument("--address", action="append", default=[], metavar="HOST:PORT", help=address)
+    what = "Move each joint of a cleared robot by 2 degrees and back, provoke each stop, and write a report."
+    check = add("check", _check, what)
+    check.add_argument("--out", type=Path, metavar="FOLDER", help="of the report; default: the file's")
+    what = "Record the ends of each joint while you move the arms without torque, and write a file with these limits."
+    teach = add("teach", _teach, what)
+    teach.add_argument("--seconds", type=float, default=60.0, help="default: 60")
+    teach.add_argument("--margin", type=float, default=0.05, metavar="RAD", help="inside of the ends; default: 0.05")
+    teach.add_argument("--out", type=Path, metavar="FILE", help="default: NAME_taught.toml next to robot.toml")
+    for command in (check, teach):
+        command.add_argument("file", type=Path, metavar="robot.toml", help="of the served robot")
+        _add_address(command, "")
+    for name, what in READING.items():
+        add(name, _read, what).add_argument("rest", nargs="*")
     for name, what in REQUESTS.items():
-        command = add(name, what)
+        command = add(name, _request, what)
         _add_address(command, "127.0.0.1")
         if name not in ("stop", "hold", "take", "status", "go"):
             what = "for scripts: carry it out in that state alone, as `status` printed it, without Enter"
@@ -134,34 +135,22 @@ def _add_address(command: argparse.ArgumentParser, default: str) -> None:
     command.add_argument("--keys", type=Path, metavar="FILE", help="this machine's keys for the robot's server")
 
 
-def _add_first_day(add: Callable[[str, str], argparse.ArgumentParser]) -> None:
-    """Add new, check, teach, and the names of commands that read episodes."""
-    new = add("new", "Find this machine's devices, and write a robot's file to fill in. It overwrites none.")
-    new.add_argument("file", type=Path, metavar="robot.toml")
-    new.add_argument("--driver", default="fake", metavar="NAME|FILE.py:Class", help="default: fake, simulated arms")
-    address = "an arm's address, to try; may be repeated"
-    new.add_argument("--address", action="append", default=[], metavar="HOST:PORT", help=address)
-    check = add(
-        "check", "Move each joint of a cleared robot by 2 degrees and back, provoke each stop, and write a report."
-    )
-    check.add_argument("--out", type=Path, metavar="FOLDER", help="of the report; default: the file's")
-    what = "Record the ends of each joint while you move the arms without torque, and write a file with these limits."
-    teach = add("teach", what)
-    teach.add_argument("--seconds", type=float, default=60.0, help="default: 60")
-    teach.add_argument("--margin", type=float, default=0.05, metavar="RAD", help="inside of the ends; default: 0.05")
-    teach.add_argument("--out", type=Path, metavar="FILE", help="default: NAME_taught.toml next to robot.toml")
-    for command in (check, teach):
-        command.add_argument("file", type=Path, metavar="robot.toml", help="of the served robot")
-        _add_address(command, "")
-    for name, what in READING.items():
-        add(name, what).add_argument("rest", nargs="*")
+def _serve(arguments: argparse.Namespace) -> None:
+    from serl_chunk_robot.server.serve import serve
+
+    serve(arguments.file, arguments.driver)
 
 
-def _keys(arguments: argparse.Namespace, program: str) -> None:
+def _read(arguments: argparse.Namespace) -> NoReturn:
+    raise ConfigError(f"{arguments.command} reads episodes, and needs the whole of serl_chunk. Install it, and run "
+                      f"serl-chunk robot {arguments.command}")  # fmt: skip
+
+
+def _keys(arguments: argparse.Namespace) -> None:
     """Change a folder of keys, and print what to do next. Raises ConfigError."""
     from serl_chunk_robot.commands import access_keys
 
-    folder, name = arguments.folder, arguments.add
+    folder, name, program = arguments.folder, arguments.add, arguments.program
     if name is None and (arguments.operator or arguments.out is not None):
         raise ConfigError("goes with --add NAME", parameter="--operator" if arguments.operator else "--out")
     if arguments.revoke is not None:
@@ -181,18 +170,17 @@ def _keys(arguments: argparse.Namespace, program: str) -> None:
         )
 
 
-def _new(arguments: argparse.Namespace, program: str) -> None:
+def _new(arguments: argparse.Namespace) -> None:
     """Write a robot's file, and print what was found. Raises ConfigError."""
     from serl_chunk_robot.commands.new import find, write_new
 
     found = find(arguments.address)
     missing = write_new(arguments.file, arguments.driver, found)
-    tried = [f"{address} {what}" for address, what in found.addresses]
-    for line in [*found.ports, *found.cameras, *tried, *([found.ros] if found.ros else [])]:
+    for line in [*found.ports, *found.cameras, *found.addresses, *([found.ros] if found.ros else [])]:
         print(f"found  {line}")
     if missing:
         print(f"{arguments.file} does not load yet: {missing}")
-    print(f"Fill in what {arguments.file} marks with FILL IN. Then:\n\n  {program} serve {arguments.file}")
+    print(f"Fill in what {arguments.file} marks with FILL IN. Then:\n\n  {arguments.program} serve {arguments.file}")
 
 
 def _client(arguments: argparse.Namespace, robot: str, role: str) -> RobotClient:
@@ -252,7 +240,7 @@ def _teach(arguments: argparse.Namespace) -> None:
 
 def _request(arguments: argparse.Namespace) -> None:
     """Send a command's request and print what the robot does then. Raises ConfigError or RobotError."""
-    from serl_chunk_robot.commands import requests
+    from serl_chunk_robot.commands import measure, requests
 
     command = arguments.command
     with _client(arguments, arguments.robot, "any" if command in ("stop", "status") else "operator") as client:
@@ -265,7 +253,9 @@ def _request(arguments: argparse.Namespace) -> None:
         elif command == "end":
             print(requests.end_day(client, generation))
         elif command == "measure":
-            _measure(client, arguments.joint, arguments.angle, generation)
+            cameras, state = client.cameras(), requests.agreed(client, "measure", generation)
+            swing = arguments.joint, arguments.angle, [name for name, *_ in cameras], state["generation"]
+            print("\n".join(measure.report(measure.record(client, *swing))))
         elif command in requests.MOVING:
             of = {"jog": ("joint", "angle"), "profile": ("name",), "reboot": ("name", "arm_is_supported")}
             values = {name: getattr(arguments, name) for name in of.get(command, ())}
@@ -275,15 +265,6 @@ def _request(arguments: argparse.Namespace) -> None:
             print(f"{reply['state']}: {reply['word']}")
         else:
             print(requests.send_calming(client, command))
-
-
-def _measure(client: Any, joint: int, angle: float, generation: Any) -> None:
-    from serl_chunk_robot.commands import measure, requests
-
-    cameras = [name for name, *_ in client.cameras()]
-    state = requests.agreed(client, "measure", generation)
-    for line in measure.report(measure.record(client, joint, angle, cameras, state["generation"])):
-        print(line)
 
 
 def _print_status(state: Dict[str, Any], unit: str) -> None:

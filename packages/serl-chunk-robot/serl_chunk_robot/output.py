@@ -32,9 +32,9 @@ class BackgroundStream(io.TextIOBase):
         super().__init__()
         self._stream, self._queue, self._on_error = stream, queue, on_error
         try:
-            self._descriptor: Optional[int] = stream.fileno()
+            self.descriptor: Optional[int] = stream.fileno()
         except (OSError, ValueError, AttributeError):  # a stream in memory, of a test
-            self._descriptor = None
+            self.descriptor = None
         self._partial: Dict[int, str] = {}  # thread -> the part of a line that it wrote
         self._failed = False
 
@@ -65,21 +65,16 @@ class BackgroundStream(io.TextIOBase):
     def isatty(self) -> bool:
         return self._stream.isatty()
 
-    @property
-    def has_descriptor(self) -> bool:
-        return self._descriptor is not None
-
     def fileno(self) -> int:
-        if self._descriptor is None:
+        if self.descriptor is None:
             raise io.UnsupportedOperation("fileno")
-        return self._descriptor
+        return self.descriptor
 
     def deliver(self, text: str) -> None:
-        """Write `text` from the queue's thread, however long that takes."""
         if self._failed:
             return
         try:
-            if self._descriptor is None:
+            if self.descriptor is None:
                 self._stream.write(text)
                 self._stream.flush()
                 return
@@ -87,9 +82,9 @@ class BackgroundStream(io.TextIOBase):
             data = memoryview(text.encode(self.encoding, "backslashreplace"))
             while data:
                 try:
-                    data = data[os.write(self._descriptor, data) :]
+                    data = data[os.write(self.descriptor, data) :]
                 except BlockingIOError:  # see `unblocked`
-                    select.select([], [self._descriptor], [], 1.0)
+                    select.select([], [self.descriptor], [], 1.0)
         except (OSError, ValueError) as error:  # EIO, EPIPE, a full disk; a stream that was closed
             self._failed = True
             if self._on_error is not None:
@@ -201,7 +196,7 @@ def background_output() -> Iterator[OutputThread]:
             stream.flush()
     thread = OutputThread()
     streams = [BackgroundStream(stream, thread) for stream in before]
-    unblocked = [_Unblocked(each) for each in {s.fileno() for s in streams if s.has_descriptor}]
+    unblocked = [_Unblocked(each) for each in {s.descriptor for s in streams if s.descriptor is not None}]
     sys.stdout, sys.stderr = streams  # type: ignore[assignment]
     try:
         yield thread

@@ -22,8 +22,8 @@ from serl_chunk_robot.drivers.base import DriverSpec
 from serl_chunk_robot.drivers.fake import FakeArms
 from serl_chunk_robot.robot_file.config import HAIR, RobotFile, load, load_driver
 from serl_chunk_robot.safety.gate import Command, Gate
-from serl_chunk_robot.safety.limits import Limits
 from serl_chunk_robot.safety.measured import Measured
+from serl_chunk_robot.safety.motion import Limits
 from serl_chunk_robot.safety.table import OPERATOR, RUN
 
 STANDS = 5  # passes before the first command

@@ -17,7 +17,7 @@ import numpy as np
 from serl_chunk.config.robots import AlohaSimConfig
 from serl_chunk.robots.aloha_sim.env import HOME, JOINTS, aloha_sim_spec
 from serl_chunk.types import ConfigError
-from serl_chunk_robot.drivers.base import DriverError, DriverSpec, Event, Reading, sendable
+from serl_chunk_robot.drivers.base import Driver, DriverError, DriverSpec, Event, Reading, sendable
 from serl_chunk_robot.wire import arrays
 from serl_chunk_robot.wire.codec import WireError
 
@@ -35,7 +35,7 @@ LARGEST = 65536  # bytes of a state
 SILENT = 0.5  # s after which the process is sent something, as it ends without messages
 
 
-class AlohaSimDriver:
+class AlohaSimDriver(Driver):
     """Two simulated ViperX arms and their objects. A killed server leaves arms that keep their last target.
 
     `connect` attaches to the process at `port`, or starts it, detached from this one. `extra` has the objects' poses
@@ -52,10 +52,8 @@ class AlohaSimDriver:
         port: int = 5610, ends: float = 60.0,
     ) -> None:  # fmt: skip
         if env_name not in AlohaSimConfig.TASKS:
-            raise ConfigError(
-                f"unknown task (got {env_name!r}, expected one of {', '.join(AlohaSimConfig.TASKS)})",
-                parameter="driver.env_name",
-            )
+            what = f"unknown task (got {env_name!r}, expected one of {', '.join(AlohaSimConfig.TASKS)})"
+            raise ConfigError(what, parameter="driver.env_name")
         self._config = AlohaSimConfig(env_name=env_name, cube_in_state=cube_in_state)  # type: ignore[arg-type]
         self._robot = aloha_sim_spec(self._config)
         self._port, self._ends = port, ends
@@ -66,7 +64,6 @@ class AlohaSimDriver:
         self._scene: tuple[int, int] | None = None  # number and seed that the process is to have put in place
 
     def spec(self) -> DriverSpec:
-        """Describe the robot; opens nothing."""
         robot = self._robot
         objects = robot.state_dim - JOINTS
 
@@ -93,14 +90,11 @@ class AlohaSimDriver:
         if not self._answers(0.3):
             self._start()
         if self._state["task"] != self._robot.name:
-            raise DriverError(
-                f"port {self._port} has a process of {self._state['task']!r}, not of {self._robot.name!r}. "
-                "Set another port"
-            )
+            raise DriverError(f"port {self._port} has a process of {self._state['task']!r}, not of "
+                              f"{self._robot.name!r}. Set another port")  # fmt: skip
         self._seen = 1 + max((index for index, *_ in self._state["events"]), default=-1)
 
     def read(self) -> Reading:
-        """Return the newest state of the process; never waits for one."""
         if monotonic() - self._sent_at > SILENT:
             self._send("ping")
         self._receive()
@@ -115,24 +109,17 @@ class AlohaSimDriver:
         )  # fmt: skip
 
     def command(self, target: np.ndarray, dt: float) -> None:
-        """Send a set point, float64[14]: the target of the arms' position control."""
         self._send("target", target=sendable(target, JOINTS))
 
-    def hold(self) -> None:
-        """Send nothing: the arms keep their target."""
-
     def set(self, name: str, value: Any) -> None:
-        """Set "torque" of all arms. Raises DriverError for another name."""
         if name != "torque":
             raise DriverError(f"{name}: unknown. Valid: torque.")
         self._send("torque", on=bool(value))
 
     def clear_faults(self) -> None:
-        """Clear injected faults and switch torque on; nothing moves."""
         self._send("clear")
 
     def stop(self, reason: str, level: int = 0) -> bool:
-        """Answer; above level 0 the arms' target is where they are."""
         if level:
             self._send("target", target=self._state["q"])
         return True

@@ -17,9 +17,9 @@ import numpy as np
 from serl_chunk import extras
 from serl_chunk.config.fields import require
 from serl_chunk.config.robots import AlohaSimConfig
-from serl_chunk.robots.base import Expert
-from serl_chunk.robots.mujoco_camera import MujocoCamera, MujocoEnv
-from serl_chunk.types import CameraSpec, ConfigError, RobotSpec
+from serl_chunk.robots.base import Expert, joints_spec
+from serl_chunk.robots.mujoco_camera import MujocoEnv
+from serl_chunk.types import ConfigError, RobotSpec
 
 CONTROL_HZ = 50.0
 JOINTS = 14  # two arms of six joints and a gripper each
@@ -52,19 +52,10 @@ def aloha_sim_spec(config: AlohaSimConfig) -> RobotSpec:
         require(name in CAMERAS, "robot.cameras", f"aloha_sim has no such camera ({name}, expected {valid})")
     once, named = len(set(config.cameras)) == len(config.cameras), ", ".join(config.cameras)
     require(once, "robot.cameras", f"a camera is named twice ({named})")
-    objects = len(SCENES[config.env_name].starts)
-    return RobotSpec(
-        name=config.kind if config.env_name == "transfer_cube" else f"{config.kind} {config.env_name}",
-        control_hz=CONTROL_HZ,
-        state_dim=JOINTS + (objects * OBJECT_POSE if config.cube_in_state else 0),
-        action_low=(*ARM_LOW, 0.0) * 2,
-        action_high=(*ARM_HIGH, 1.0) * 2,
-        joint_of_action=tuple(range(JOINTS)),
-        grippers=(6, 13),
-        cameras=tuple(CameraSpec(name, config.image_size, config.image_size) for name in config.cameras),
-        max_episode_steps=config.max_episode_steps,
-        arms=((0, 7), (7, 14)),
-    )
+    name = config.kind if config.env_name == "transfer_cube" else f"{config.kind} {config.env_name}"
+    state_dim = JOINTS + config.cube_in_state * OBJECT_POSE * len(SCENES[config.env_name].starts)
+    frames = config.cameras, config.image_size, config.max_episode_steps
+    return joints_spec(name, CONTROL_HZ, state_dim, ARM_LOW, ARM_HIGH, *frames)
 
 
 Contacts = Set[frozenset[str]]  # pairs of geometries that touch, by name
@@ -135,14 +126,6 @@ def _touch(contacts: Contacts, a: str, b: str) -> bool:
     return frozenset((a, b)) in contacts
 
 
-def _import_simulator(model_file: str) -> tuple[Any, Path]:
-    package = importlib.util.find_spec("gym_aloha")
-    simulator = extras.mujoco("robot aloha_sim", "aloha-sim")
-    if package is None or not package.submodule_search_locations:
-        raise ConfigError("robot aloha_sim: gym-aloha is not installed. Run pip install 'serl-chunk[aloha-sim]'")
-    return simulator, Path(package.submodule_search_locations[0]) / "assets" / model_file
-
-
 class AlohaSimEnv(MujocoEnv):
     """Two simulated ViperX arms: the right one hands the left one a cube, or puts its peg into the left one's socket.
 
@@ -152,9 +135,12 @@ class AlohaSimEnv(MujocoEnv):
 
     def __init__(self, config: AlohaSimConfig, *, images: str = "on_request") -> None:
         self._set_spaces(aloha_sim_spec(config), images)
-        self.scene = SCENES[config.env_name]
-        self._mujoco, path = _import_simulator(self.scene.model_file)
-        self.model = self._mujoco.MjModel.from_xml_path(str(path))
+        self.scene, package = SCENES[config.env_name], importlib.util.find_spec("gym_aloha")
+        self._mujoco = extras.mujoco("robot aloha_sim", "aloha-sim")
+        if package is None or not package.submodule_search_locations:
+            raise ConfigError("robot aloha_sim: gym-aloha is not installed. Run pip install 'serl-chunk[aloha-sim]'")
+        assets = Path(package.submodule_search_locations[0]) / "assets"
+        self.model = self._mujoco.MjModel.from_xml_path(str(assets / self.scene.model_file))
         self._data = self._mujoco.MjData(self.model)
         self.substeps = round(1 / (CONTROL_HZ * self.model.opt.timestep))
         self._env_name, self._cube_in_state = config.env_name, config.cube_in_state
@@ -200,18 +186,17 @@ class AlohaSimEnv(MujocoEnv):
         self._mujoco.mj_resetData(self.model, self._data)
         self._data.qpos[:16] = START_ARM * 2
         self._data.ctrl[:] = START_ARM * 2
-        self.place_objects(self._draw_objects())
+        self._draw_objects()
         return {"stage": self.stage()}
 
     def reset_objects(self, seed: int) -> np.ndarray:
         """Put the objects where `reset` with this seed does, at rest; the arms stay. Returns their poses."""
         gymnasium.Env.reset(self, seed=seed)
-        poses = self._draw_objects()
-        self.place_objects(poses)
-        return poses
+        return self._draw_objects()
 
     def _draw_objects(self) -> np.ndarray:
         poses = [(*self.np_random.uniform(low, high), OBJECT_HEIGHT, 1, 0, 0, 0) for low, high in self.scene.starts]
+        self.place_objects(np.array(poses, np.float64))
         return np.array(poses, np.float64)
 
     def place_objects(self, poses: np.ndarray) -> None:
@@ -235,7 +220,6 @@ class AlohaSimEnv(MujocoEnv):
         self._mujoco.mj_step1(self.model, self._data)
 
     def command(self, joints: np.ndarray) -> None:
-        """Set the target of the joints' position control, float[14]."""
         self._data.ctrl[:] = self._to_ctrl(joints)
 
     def advance(self, steps: int) -> None:
@@ -248,7 +232,6 @@ class AlohaSimEnv(MujocoEnv):
         self._mujoco.mj_step1(self.model, self._data)
 
     def stage(self) -> int:
-        """Return gym-aloha's reward, 0..4."""
         pairs = self._data.contact.geom[: self._data.ncon]
         pairs = pairs[self._own[pairs].any(axis=1)]  # the arms' own joints touch each other all the time
         return self.scene.stage({frozenset((self._names[a], self._names[b])) for a, b in pairs.tolist()})
@@ -257,11 +240,8 @@ class AlohaSimEnv(MujocoEnv):
         objects = self._data.qpos[_OBJECTS_FROM:] if self._cube_in_state else ()
         return np.concatenate([self.joints, objects]).astype(np.float32)
 
-    def _moment(self) -> Any:
-        return self._data
-
-    def _open_camera(self, size: int) -> MujocoCamera:
-        return MujocoCamera(self._mujoco, self.model, size)
+    def _scene(self) -> tuple[Any, Any, Any]:
+        return self._mujoco, self.model, self._data
 
     @staticmethod
     def _to_ctrl(action: np.ndarray) -> np.ndarray:

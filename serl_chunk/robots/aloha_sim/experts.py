@@ -222,7 +222,6 @@ class InsertionExpert(PlannedExpert):
     """
 
     def plan(self) -> np.ndarray:
-        """Plan up to facing each other, `float64[_SETTLED, 14]`."""
         peg, socket = self._env.object_poses
         ways = []
         for thing, z, apart in ((socket, SOCKET_GRASP_Z, -APART), (peg, PEG_GRASP_Z, APART)):
@@ -240,7 +239,6 @@ class InsertionExpert(PlannedExpert):
         return follow_both(ways[0], ways[1], facing_joints, self._env.joints)
 
     def replan(self, tick: int) -> np.ndarray | None:
-        """Add the push, once both objects hang still."""
         return push(*self._env.object_poses[:, :3]) if tick == _SETTLED else None
 
 

@@ -67,7 +67,6 @@ class Simulation:
         self._repeated: dict[str, Any] = {}
 
     def take(self, message: dict[str, Any]) -> None:
-        """Obey one message; an unknown one is ignored."""
         op = message.get("op")
         if op == "target":
             target = np.array(message["target"], np.float64)
@@ -109,7 +108,6 @@ class Simulation:
             self._switch(False)
 
     def run_until(self, now: float) -> None:
-        """Simulate up to `now`, and judge the task every control tick."""
         if now - self._began - self._steps * self._step > BEHIND:
             self._began = now - self._steps * self._step - PERIOD
         due = int((now - self._began) / self._step)

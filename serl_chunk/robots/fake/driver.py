@@ -10,7 +10,7 @@ import numpy as np
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.robots.fake import spec as task
 from serl_chunk.robots.fake.env import FakeAlohaEnv
-from serl_chunk_robot.drivers.base import DriverError, DriverSpec, Event, Reading, sendable
+from serl_chunk_robot.drivers.base import Driver, DriverError, DriverSpec, Event, Reading, sendable
 
 STIFFNESS = 20.0  # effort per rad between the target and the joint
 # The task itself moves a joint by no more than its rate a tick. The limits are above that: the expert's noise reaches
@@ -18,7 +18,7 @@ STIFFNESS = 20.0  # effort per rad between the target and the joint
 FASTER = 2.0
 
 
-class FakeAlohaDriver:
+class FakeAlohaDriver(Driver):
     """Two arms and a cube that exist in this process.
 
     A set point is one step of the task: the joints go as far towards it as the task's rates let them. A set point that
@@ -44,7 +44,6 @@ class FakeAlohaDriver:
         self._torque = True
 
     def spec(self) -> DriverSpec:
-        """Describe the robot; opens nothing."""
         spec = self.env.robot_spec
         dt, state = spec.dt, [("q", task.ACTION_DIM)]
         if spec.state_dim > task.ACTION_DIM:
@@ -60,11 +59,9 @@ class FakeAlohaDriver:
         )  # fmt: skip
 
     def connect(self, clock: Callable[[], float]) -> None:
-        """Take the loop's clock, which stamps what is read."""
         self._clock = clock
 
     def read(self) -> Reading:
-        """Return the joints and what the steps since the last read brought."""
         q = np.array(self.env.joints)
         dq, self._before = (q - self._before) * self.env.robot_spec.control_hz, q
         effort = np.where(self._torque, STIFFNESS * (self._target - q), 0.0)
@@ -75,31 +72,21 @@ class FakeAlohaDriver:
         return Reading(q.copy(), dq, effort, self._clock(), extra=extra, events=events, torque=self._torque)
 
     def command(self, target: np.ndarray, dt: float) -> None:
-        """Simulate one step towards a set point, float64[14]."""
         self._target = sendable(target, task.ACTION_DIM)
         reward, info = self.env._move(self._target)
         if reward or info["success"]:
             self._events.append(Event(float(reward), bool(info["success"])))
 
-    def hold(self) -> None:
-        """Keep the target: without a set point nothing moves."""
-
     def set(self, name: str, value: Any) -> None:
-        """Set "torque" of all arms. Raises DriverError for another name."""
         if name != "torque":
             raise DriverError(f"{name}: unknown. Valid: torque.")
         self._torque = bool(value)
 
     def clear_faults(self) -> None:
-        """Switch torque on."""
         self._torque = True
 
     def stop(self, reason: str, level: int = 0) -> bool:
-        """Answer; the arms stand without set points."""
         return True
-
-    def close(self) -> None:
-        """Nothing is open."""
 
     def reset_scene(self, seed: int) -> None:
         """Put the cube where the environment's reset with this seed does; no arm moves."""

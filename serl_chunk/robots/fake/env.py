@@ -16,10 +16,7 @@ from serl_chunk.robots.fake.kinematics import LEFT, RIGHT, Point, grip_point
 
 NO_ARM = -1
 
-_RATES = tuple(
-    task.GRIPPER_RATE if i in task.GRIPPER else task.JOINT_RATE for i in range(task.ACTION_DIM)
-)  # per tick, whatever the tick lasts
-_LIMITS = tuple(zip(task.ACTION_LOW, task.ACTION_HIGH, _RATES, strict=True))
+_LIMITS = tuple(zip(task.ACTION_LOW, task.ACTION_HIGH, task.RATES, strict=True))
 
 
 class FakeAlohaEnv(SimulatedEnv):
@@ -45,8 +42,7 @@ class FakeAlohaEnv(SimulatedEnv):
     def place(
         self, joints: Sequence[float], cube: Point, holder: int = NO_ARM, offset: Point = (0.0, 0.0, 0.0)
     ) -> None:
-        """Set the state of the task: 14 `joints` (radians, gripper openings), the `cube`'s centre (m), and its
-        `holder`.
+        """Set the state of the task: 14 `joints` (radians, gripper openings), and the `cube`'s centre (m).
 
         `holder` is LEFT, RIGHT or NO_ARM; `offset` is cube - grip point of the holder, metres.
         """
@@ -139,7 +135,5 @@ class FakeAlohaEnv(SimulatedEnv):
         """The nine numbers that follow the joints in the state: see the class."""
         (cx, cy, cz), k = self.cube, task.POSITION_SCALE
         (lx, ly, lz), (rx, ry, rz) = self.grips
-        cube = (k * cx, k * cy, k * cz)
-        left = (k * (lx - cx), k * (ly - cy), k * (lz - cz))
-        right = (k * (rx - cx), k * (ry - cy), k * (rz - cz))
-        return *cube, *left, *right
+        left, right = (k * (lx - cx), k * (ly - cy), k * (lz - cz)), (k * (rx - cx), k * (ry - cy), k * (rz - cz))
+        return k * cx, k * cy, k * cz, *left, *right

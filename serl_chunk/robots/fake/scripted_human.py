@@ -57,7 +57,8 @@ class InterveningHuman:
             self._in_control = self._needed()
             if not self._in_control:
                 return None
-            self._correcting = self._draw(self._config.correction_ticks)
+            least, most = self._config.correction_ticks
+            self._correcting = int(self._rng.integers(least, most, endpoint=True))
             self._hands.reset(int(self._rng.integers(2**31)))
             self._fumbles = self._happens(self._config.fault_rate)
         if self._correcting > 0:
@@ -74,9 +75,6 @@ class InterveningHuman:
 
     def close(self) -> None:
         pass
-
-    def _draw(self, ticks: tuple[int, ...]) -> int:
-        return int(self._rng.integers(ticks[0], ticks[1], endpoint=True))
 
     def _happens(self, rate: float) -> bool:
         """Return True in a share `rate` of the calls; a rate of 0 draws nothing and leaves later draws unchanged."""
@@ -123,7 +121,8 @@ class ScriptedHuman(InterveningHuman):
                 if self._happens(self._config.miss_rate):
                     self._since_rise = 0
                 else:
-                    self._reaction = self._draw(self._config.reaction_ticks)
+                    least, most = self._config.reaction_ticks
+                    self._reaction = int(self._rng.integers(least, most, endpoint=True))
             return False
         self._reaction -= 1
         return self._reaction <= 0

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from serl_chunk.config.robots import FakeSingleArmConfig, ScriptedHumanConfig
-from serl_chunk.robots.base import Expert, InterventionSource, SimulatedEnv
+from serl_chunk.robots.base import Expert, InterventionSource, SimulatedEnv, moves_spec
 from serl_chunk.robots.fake.render import FINGER, FINGER_TRAVEL, HAND, PALM, RED, Camera, Rod, background, draw, point
 from serl_chunk.robots.fake.scripted_human import InterveningHuman
-from serl_chunk.types import CameraSpec, RobotSpec
+from serl_chunk.types import RobotSpec
+from serl_chunk_robot.geometry.rotations import rotation
 
 CAMERAS = ("side", "wrist")
 ACTION_DIM = 7  # linear velocity, angular velocity, gripper velocity
@@ -57,18 +58,9 @@ _NOISE_MEMORY = 0.6  # AR(1) coefficient per tick of the hand's noise
 
 def fake_single_arm_spec(config: FakeSingleArmConfig) -> RobotSpec:
     """Return the specification: 7 velocities in [-1, 1], two cameras, 15 state numbers (10 without objects)."""
-    return RobotSpec(
-        name=config.kind,
-        control_hz=config.control_hz,
-        state_dim=STATE_DIM if config.observe_objects else HAND_DIM,
-        action_low=(-1.0,) * ACTION_DIM,
-        action_high=(1.0,) * ACTION_DIM,
-        joint_of_action=(-1,) * ACTION_DIM,
-        # A push, as HIL-SERL's: repeated on a tick without an action, the fingers continue their movement.
-        grippers=(6,),
-        cameras=tuple(CameraSpec(name, config.image_size, config.image_size) for name in CAMERAS),
-        max_episode_steps=config.max_episode_steps,
-    )
+    state_dim, limit = STATE_DIM if config.observe_objects else HAND_DIM, config.max_episode_steps
+    # The gripper's is a push, as HIL-SERL's: repeated on a tick without an action, the fingers continue their movement.
+    return moves_spec(config.kind, config.control_hz, state_dim, ACTION_DIM, (6,), CAMERAS, config.image_size, limit)
 
 
 class FakeSingleArmEnv(SimulatedEnv):
@@ -116,7 +108,7 @@ class FakeSingleArmEnv(SimulatedEnv):
         self.block = np.append(draw(BLOCK_START_LOW, BLOCK_START_HIGH), BLOCK_REST_Z)
         self.yaw = float(draw(-BLOCK_START_YAW, BLOCK_START_YAW))
         self.position = HOME + draw(-START_NOISE, START_NOISE, 3)
-        self.rotation = _turn(draw(-START_TURN_NOISE, START_TURN_NOISE, 3)) @ DOWN
+        self.rotation = rotation(draw(-START_TURN_NOISE, START_TURN_NOISE, 3)) @ DOWN
         self.opening, self.held = 1.0, False
         return {}
 
@@ -125,7 +117,7 @@ class FakeSingleArmEnv(SimulatedEnv):
         velocity, dt = executed.astype(np.float64), self.robot_spec.dt
         moved = self.position + velocity[:3] * (LINEAR_SPEED * dt)
         self.position = np.clip(moved, WORKSPACE_LOW, WORKSPACE_HIGH)
-        turned = _turn(velocity[3:6] * (ANGULAR_SPEED * dt)) @ self.rotation
+        turned = rotation(velocity[3:6] * (ANGULAR_SPEED * dt)) @ self.rotation
         if -turned[2, 2] >= np.cos(MAX_TILT):
             self.rotation = turned
         before = self.opening
@@ -167,16 +159,6 @@ class FakeSingleArmEnv(SimulatedEnv):
         if self.config.observe_objects:
             parts += [k * (self.block - self.position), np.array([np.cos(2 * self.yaw), np.sin(2 * self.yaw)])]
         return np.concatenate(parts).astype(np.float32)
-
-
-def _turn(vector: np.ndarray) -> np.ndarray:
-    """The rotation by the vector's length (rad) about its direction, `float64[3, 3]` (Rodrigues' formula)."""
-    angle = float(np.linalg.norm(vector))
-    if angle < 1e-12:
-        return np.eye(3)
-    x, y, z = vector / angle
-    cross = np.array([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]])
-    return np.eye(3) + np.sin(angle) * cross + (1.0 - np.cos(angle)) * (cross @ cross)
 
 
 def render(name: str, env: FakeSingleArmEnv) -> np.ndarray:

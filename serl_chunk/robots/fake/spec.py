@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from serl_chunk.config.robots import FakeAlohaConfig
+from serl_chunk.robots.base import joints_spec
 from serl_chunk.robots.fake.kinematics import JOINT_HIGH, JOINT_LOW, LEFT, RIGHT, Point, inverse
-from serl_chunk.types import CameraSpec, RobotSpec
+from serl_chunk.types import RobotSpec
 
 CAMERAS = ("top", "left_wrist", "right_wrist")
 ARM_DIM = 7  # six joints and a gripper
@@ -15,6 +16,7 @@ POSITION_SCALE = 5.0  # of metres in the state, so that they vary about as much 
 
 JOINT_RATE = 0.06  # radians per tick
 GRIPPER_RATE = 0.2  # per tick
+RATES = [GRIPPER_RATE if i in GRIPPER else JOINT_RATE for i in range(ACTION_DIM)]  # whatever the tick lasts
 
 FINGERS_CLOSED = 0.4  # fingers that cross this opening downwards grasp; a holding arm above it releases
 FINGERS_ON_CUBE = 0.3  # opening at which a held cube stops the fingers
@@ -37,15 +39,6 @@ ACTION_HIGH = (*JOINT_HIGH, 1.0, *JOINT_HIGH, 1.0)
 
 def fake_aloha_spec(config: FakeAlohaConfig) -> RobotSpec:
     """Return the specification: 14 joint targets (radians, gripper openings), 23 state numbers (14 without objects)."""
-    return RobotSpec(
-        name="fake_aloha",
-        control_hz=config.control_hz,
-        state_dim=STATE_DIM if config.observe_objects else ACTION_DIM,
-        action_low=ACTION_LOW,
-        action_high=ACTION_HIGH,
-        joint_of_action=tuple(range(ACTION_DIM)),
-        grippers=GRIPPER,
-        cameras=tuple(CameraSpec(name, config.image_size, config.image_size) for name in CAMERAS),
-        max_episode_steps=config.max_episode_steps,
-        arms=((0, ARM_DIM), (ARM_DIM, ACTION_DIM)),
-    )
+    state_dim = STATE_DIM if config.observe_objects else ACTION_DIM
+    frames = CAMERAS, config.image_size, config.max_episode_steps
+    return joints_spec("fake_aloha", config.control_hz, state_dim, JOINT_LOW, JOINT_HIGH, *frames)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import threading
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from serl_chunk.types import ConfigError, RobotSpec
+from serl_chunk.config.robots import RobotConfig
+from serl_chunk.robots.served import connect
+from serl_chunk.types import ConfigError, RobotSpec, SerlChunkError
 from serl_chunk_robot.client.client import Picture, RobotClient, RobotError
 
 logger = logging.getLogger(__name__)
@@ -18,6 +23,7 @@ REMIND_S = 10.0  # between two lines meanwhile
 STALE_S = 0.2  # a picture that is older is not decided on; a repeated one is as old as the first of its kind
 FIRST_S = 2.0  # for the first picture of a camera that no episode watches
 POLL_S = 0.005
+AGAIN = 2.0  # seconds between two attempts to connect
 
 
 class ServedCameras:
@@ -34,9 +40,8 @@ class ServedCameras:
         self.unseen = ""
         self._unseen_since = self._reminded = 0.0
         there = {name for name, *_ in client.cameras()}
-        for camera in spec.cameras:
-            if camera.name in there:
-                self._check(camera.name)
+        for name in there & {camera.name for camera in spec.cameras}:
+            self._check(name)
 
     def watch(self, cameras: Sequence[str]) -> None:
         """Receive these cameras from now on. Raises ConfigError for one that the server lacks or has in another
@@ -53,7 +58,13 @@ class ServedCameras:
 
     def look(self) -> str:
         """Take the newest pictures; returns `unseen`."""
-        self.unseen = self._take()
+        now, reasons = self._client.server_time(), []
+        for name in self._watched:
+            try:
+                reasons.append(self._look(name, now))
+            except RobotError as e:  # a server that was started anew without it
+                reasons.append(str(e))
+        self.unseen = "; ".join(filter(None, reasons))
         return self.unseen
 
     def look_in_tick(self) -> str:
@@ -68,15 +79,6 @@ class ServedCameras:
             logger.warning(f"no decisions: {unseen}")
         return unseen if now - self._unseen_since > HELD_S else ""
 
-    def _take(self) -> str:
-        now, reasons = self._client.server_time(), []
-        for name in self._watched:
-            try:
-                reasons.append(self._look(name, now))
-            except RobotError as e:  # a server that was started anew without it
-                reasons.append(str(e))
-        return "; ".join(r for r in reasons if r)
-
     def image(self, name: str) -> np.ndarray | None:
         """Return the picture that was taken last, uint8[H, W, 3] and read-only; None where there was none.
 
@@ -86,18 +88,17 @@ class ServedCameras:
             self.watch([name])
             ends = time.monotonic() + FIRST_S
             while self._watched[name] is None and time.monotonic() < ends:
-                self._take()
+                with contextlib.suppress(RobotError):  # a server that was started anew without it
+                    self._look(name, self._client.server_time())
                 time.sleep(POLL_S)
         picture = self._watched[name]
         return None if picture is None else picture.image
 
     def ages(self) -> dict[str, float]:
-        """Return the ages of these pictures, s."""
         now = self._client.server_time()
         return {name: now - picture.changed for name, picture in self._watched.items() if picture is not None}
 
     def numbers(self) -> dict[str, int]:
-        """Return the numbers of these pictures."""
         return {name: picture.number for name, picture in self._watched.items() if picture is not None}
 
     def captured(self) -> float | None:
@@ -125,15 +126,65 @@ class ServedCameras:
         camera = self._spec.camera(name)
         sizes = {name: (height, width) for name, height, width, _ in self._client.cameras()}
         if name not in sizes:
-            raise ConfigError(
-                f"{self._server} has no camera {name!r} (it has {', '.join(sizes) or 'none'}). Add a table [[camera]] "
-                "with this name to its robot.toml, or use an agent and a recording without cameras",
-                parameter="robot.server",
-            )
-        if sizes[name] != (camera.height, camera.width):
+            what = f"no camera {name!r} (it has {', '.join(sizes) or 'none'})"
+            remedy = "Add a table [[camera]] with this name to its robot.toml, or use an agent and a recording without"
+        elif sizes[name] != (camera.height, camera.width):
             height, width = sizes[name]
-            raise ConfigError(
-                f"{self._server} has camera {name!r} with {height} x {width} pixels, expected {camera.height} x "
-                f"{camera.width} as in this experiment. Set the same size in its robot.toml and in the experiment",
-                parameter="robot.server",
-            )
+            what = f"camera {name!r} with {height} x {width} pixels, expected {camera.height} x {camera.width}"
+            remedy = "Set the same size in its robot.toml and in the experiment"
+        else:
+            return
+        raise ConfigError(f"{self._server} has {what}. {remedy}", parameter="robot.server")
+
+
+class SeenPicture(NamedTuple):
+    """A picture of a camera."""
+
+    image: np.ndarray  # uint8[H, W, 3], RGB, read-only
+    serial: int  # differs from that of every other picture of the camera
+    moment: float  # monotonic seconds of this machine when the first of equal pictures was taken
+
+
+class ServedPictures:
+    """Pictures of all cameras of `config.server`. It connects on use, so that nothing is sent while no one looks.
+
+    Thread-safe. A server that does not answer has no pictures.
+    """
+
+    def __init__(self, config: RobotConfig, name: str) -> None:
+        self._config, self._name = config, name
+        self._lock = threading.Lock()
+        self._client: RobotClient | None = None
+        self._failed = -AGAIN
+
+    def newest(self) -> dict[str, SeenPicture]:
+        with self._lock:
+            try:
+                return self._newest()
+            except SerlChunkError as e:
+                logger.debug(f"pictures: {e}")
+                self._failed = time.monotonic()
+        self.rest()
+        return {}
+
+    def rest(self) -> None:
+        """Disconnect until pictures are requested again."""
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def _newest(self) -> dict[str, SeenPicture]:
+        if self._client is None:
+            if time.monotonic() - self._failed < AGAIN:
+                return {}
+            self._client = connect(self._config, self._name)
+        client, found = self._client, {}
+        cameras = client.cameras()
+        client.newest_state()  # its messages carry the server's clock
+        for name, *_ in cameras:
+            picture = client.newest_picture(name)
+            age = client.server_time() - picture.changed if picture is not None else np.nan
+            if picture is not None and np.isfinite(age):
+                found[name] = SeenPicture(picture.image, picture.number, time.monotonic() - max(0.0, age))
+        return found

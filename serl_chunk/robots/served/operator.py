@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 from serl_chunk.config.robots import RobotConfig
+from serl_chunk.robots.served import connect
 from serl_chunk.types import ShownRobot
-from serl_chunk_robot.client.client import PROCESS, UNCONFIRMED, Keys, RobotClient, RobotError
+from serl_chunk_robot.client.client import PROCESS, UNCONFIRMED, RobotError
 
 logger = logging.getLogger(__name__)
 
@@ -45,16 +45,15 @@ class ServedOperator:
     """
 
     def __init__(self, config: RobotConfig, name: str) -> None:
-        keys = Keys.of_file(Path(config.server_keys).expanduser()) if config.server_keys else None
         self.may_clear = True
-        self._client = RobotClient(config.server, name=name, role="operator", keys=keys)
+        self._client = connect(config, name, "operator")
         try:
             self._client.hello()
         except RobotError as e:
             self._client.close()
             logger.warning(f"{e}. The console stops the robot, and an operator's machine clears it")
             self.may_clear = False
-            self._client = RobotClient(config.server, name=name, role="any", keys=keys)
+            self._client = connect(config, name)
             self._client.hello()
         self.stopped = self.moving = self.waiting = self.held = self.stalled = False
         self.why, self.process = "", PROCESS
@@ -81,7 +80,6 @@ class ServedOperator:
 
     @property
     def shown(self) -> ShownRobot:
-        """The newest state, to be shown."""
         shown = self._shown
         return shown._replace(held_s=shown.held_s + time.monotonic() - self._heard) if shown.held_by else shown
 
@@ -145,15 +143,25 @@ class ServedOperator:
     def _send(self, op: str, shown: ShownRobot | None) -> None:
         why = ""
         try:
-            state = self._client.request(op, **_arguments(op, shown)).get("state", "")
+            carries = {}
+            if shown is not None and op not in OVERTAKES:  # of the state that was shown to the operator
+                lease = {"controller": shown.controller, "process": shown.process} if op == "go" else {}
+                carries = {"generation": shown.generation, **lease}
+            state = self._client.request(op, **carries).get("state", "")
             if op in OVERTAKES:
-                self._confirm(op, str(state))
+                if state not in CONFIRMED[op]:
+                    raise RobotError(f"the robot is in {state or 'no state'} after it")
+                with self._changed:
+                    more = any(each in OVERTAKES for each, _ in self._requests)
+                    self._asked_at = time.monotonic() if more else None
         except Exception as e:  # whatever it is, a stop has to be sent
             refused, why = isinstance(e, RobotError), str(e) if str(e).startswith(op) else f"{op}: {e}"
             if op in OVERTAKES:
                 logger.error(f"{UNCONFIRMED} ({why})", exc_info=not refused)
                 if not self._ending.wait(AGAIN):
-                    self._send_again(op)
+                    with self._changed:  # it goes first again; what was requested after it follows it further on
+                        if op == "stop" or ("stop", None) not in self._requests:
+                            self._requests.insert(0, (op, None))
                     return
             else:
                 level = logging.DEBUG if refused and op in QUIET else logging.WARNING
@@ -168,20 +176,6 @@ class ServedOperator:
         if op not in OVERTAKES:
             self._refused = why, self._shown.generation
 
-    def _send_again(self, op: str) -> None:
-        """Let a stop or hold go first again; what was requested after it follows it further on."""
-        with self._changed:
-            if op == "stop" or ("stop", None) not in self._requests:
-                self._requests.insert(0, (op, None))
-
-    def _confirm(self, op: str, state: str) -> None:
-        """Note that the robot brakes or stands. Raises RobotError where it does not."""
-        if state not in CONFIRMED[op]:
-            raise RobotError(f"the robot is in {state or 'no state'} after it")
-        with self._changed:
-            more = any(each in OVERTAKES for each, _ in self._requests)
-            self._asked_at = time.monotonic() if more else None
-
     def _follow(self, state: dict[str, Any] | None) -> None:
         if state is None:
             return
@@ -194,11 +188,3 @@ class ServedOperator:
             self._shown = ShownRobot(state["generation"], state["controller"], state["process"], by, seconds)
         if moment != self._moment:
             self._moment, self._heard = moment, time.monotonic()
-
-
-def _arguments(op: str, shown: ShownRobot | None) -> dict[str, Any]:
-    """Return what a request carries of the state that was shown to the operator."""
-    if shown is None or op in OVERTAKES:
-        return {}
-    lease = {"controller": shown.controller, "process": shown.process} if op == "go" else {}
-    return {"generation": shown.generation, **lease}

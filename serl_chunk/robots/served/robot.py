@@ -7,7 +7,6 @@ import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,10 +14,10 @@ import numpy as np
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.io import Waiting
 from serl_chunk.robots.base import Expert, InterventionSource, RobotEnv, StepResult
-from serl_chunk.robots.served import task
+from serl_chunk.robots.served import connect, task
 from serl_chunk.robots.served.cameras import HELD_S, REMIND_S, ServedCameras
 from serl_chunk.types import ConfigError, Observation, RobotSpec
-from serl_chunk_robot.client.client import Keys, RobotClient, RobotError
+from serl_chunk_robot.client.client import RobotError
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +44,7 @@ class ServedRobot(RobotEnv):
 
     Args:
         spec: of `config`, with absolute joint targets in the order of the server's joints.
+        served: what the server's robot is compared with, where actions are no such targets.
         name: of this client: one that comes back under its name gets the lease back.
 
     Raises:
@@ -57,14 +57,18 @@ class ServedRobot(RobotEnv):
     observes_again = True
 
     def __init__(
-        self, config: RobotConfig, spec: RobotSpec, *, name: str = "serl_chunk", images: str = "on_request"
-    ) -> None:
+        self, config: RobotConfig, spec: RobotSpec, *, served: RobotSpec | None = None, name: str = "serl_chunk",
+        images: str = "on_request",
+    ) -> None:  # fmt: skip
         self._set_spaces(spec, images)
         self._config = config
-        keys = Keys.of_file(Path(config.server_keys).expanduser()) if config.server_keys else None
-        self._client = RobotClient(config.server, name=name, role="controller", keys=keys)
+        self._client = connect(config, name, "controller")
         try:
-            self._parts = _compared(spec, self._client.hello()["spec"], config.server)
+            there = self._client.hello()["spec"]
+            if differing := differing_fields(served or spec, there):
+                what = f"serves {there['name']!r}, which is not the robot {spec.name!r} of this experiment"
+                raise ConfigError(f"{config.server} {what}: {'; '.join(differing)}", parameter="robot.server")
+            self._parts = [name for name, _ in there["state"] or [("q", 0)]]
             self._cameras = ServedCameras(self._client, spec, config.server)
             if images == "always":
                 self.watch([camera.name for camera in spec.cameras])
@@ -130,10 +134,13 @@ class ServedRobot(RobotEnv):
         self._cameras.begin()
         self._seen = 1 + max((e[0] for e in self._state["events"]), default=self._seen - 1)
         self.conditions = _conditions(self._state, draws)
-        return self._observe(), {"draws": draws}
+        return self._first(), {"draws": draws}
 
     def send(self, command: np.ndarray) -> None:
         """Send the target of a tick, `float32[A]`; arms the robot first where it is not."""
+        self._send_target(self._checked(command))
+
+    def _send_target(self, target: np.ndarray) -> None:
         self._sent_at = time.monotonic()
         if not self._armed:
             try:
@@ -145,7 +152,7 @@ class ServedRobot(RobotEnv):
                 self._refused = str(e)
         if self._armed:
             self._number += 1
-            self._sent = self._checked(command).astype(np.float64)
+            self._sent = target.astype(np.float64)
             self._client.send_command(self._sent, self._number)
 
     def receive(self) -> StepResult:
@@ -166,13 +173,12 @@ class ServedRobot(RobotEnv):
         blind = self._cameras.look_in_tick()
         if self._cameras.unseen:
             info["unseen"] = self._cameras.unseen
-        fault = fault or blind
         cut = self._state["factor"] < 1 or self._state["reason"]  # a target beyond a limit is cut with factor 1
         follows = self._armed and not cut and self._state["number"] == self._number
         if not follows and self._state["set_point"] is not None:
             info["executed_action"] = self._state["set_point"].astype(np.float32)
             info["gate"] = self._state["reason"] or self._state["word"]
-        if fault:
+        if fault := fault or blind:
             info["fault"] = fault
         ended = info["success"] or info.get("failure", False)
         late = self.tick >= self.robot_spec.max_episode_steps
@@ -181,22 +187,22 @@ class ServedRobot(RobotEnv):
         return self._observe(), reward, ended, bool(not ended and (late or fault)), info
 
     def step(self, action: np.ndarray) -> StepResult:
-        """Send a target, wait for the end of the tick and return its result."""
         self.send(action)
         return self.receive()
 
     def observe_again(self) -> Observation:
-        """Return an observation of now, of a robot that stands since its reset."""
         self._read_state(after_reply=True)
         self._wait_for_cameras()
+        return self._first()
+
+    def _first(self) -> Observation:
+        """Return the first observation of an episode."""
         return self._observe()
 
     def rest(self) -> None:
-        """Release the robot, whose watchdog would stop it without commands."""
         self._release()
 
     def idle(self) -> None:
-        """Keep the lease, and look at the cameras."""
         self._cameras.look()
         if time.monotonic() - self._pinged > POLL_S:
             self._keep_lease()
@@ -218,12 +224,10 @@ class ServedRobot(RobotEnv):
         self._client.request("drive", generation=self._generation, number=number, first=dict(first))
 
     def hindrances(self) -> Sequence[tuple[str, str]]:
-        """Return why a camera cannot be decided on, as of the last look."""
         unseen = self._cameras.unseen
         return ((unseen, "look at its cable, and at the log of the robot's server"),) if unseen else ()
 
     def camera_ages(self) -> Mapping[str, float]:
-        """Return the ages of the newest pictures of all watched cameras, as of the last look."""
         return self._cameras.ages()
 
     def close(self) -> None:
@@ -233,7 +237,6 @@ class ServedRobot(RobotEnv):
 
     @property
     def _generation(self) -> int:
-        """The generation of the robot as it was read last."""
         return int(self._state.get("generation", -1))
 
     def _keep_lease(self) -> None:
@@ -288,16 +291,12 @@ class ServedRobot(RobotEnv):
             if (state == "HOLD" and not wrong) or (self._state and self.stop() is not None):
                 return True
             if (wrong or state in REMEDIES) and lines.due():
-                remedy = REMEDIES[""] if wrong else REMEDIES[state]
-                logger.warning(f"waiting for the robot ({wrong or self._hindered()}). {remedy}")
+                held = self._state["held"] if not wrong else None
+                since = f"held by {held['by']} for {self._state['moment'] - held['since']:.0f} s" if held else ""
+                why = wrong or since or str(self._state["word"])
+                logger.warning(f"waiting for the robot ({why}). {REMEDIES['' if wrong else state]}")
             self._keep_lease()
             time.sleep(POLL_S if state in ("STOPPED", "") else self.robot_spec.dt)
-
-    def _hindered(self) -> str:
-        """Return why the robot may not move, in the server's words, and since when."""
-        state = self._state
-        held = state["held"]
-        return f"held by {held['by']} for {state['moment'] - held['since']:.0f} s" if held else str(state["word"])
 
     def _release(self) -> None:
         if self._armed:
@@ -314,7 +313,6 @@ class ServedRobot(RobotEnv):
         return self._observed(np.concatenate(parts).astype(np.float32))
 
     def watch(self, cameras: Sequence[str]) -> None:
-        """Receive these cameras' pictures. Raises ConfigError where the server lacks one or has another size of it."""
         self._cameras.watch(cameras)
 
     def frame_numbers(self) -> Mapping[str, int]:
@@ -338,18 +336,6 @@ def _conditions(state: dict[str, Any], draws: dict[str, Any]) -> str:
     return text if len(text) <= MAX_CONDITIONS else json.dumps(values)
 
 
-def _compared(spec: RobotSpec, served: dict[str, Any], server: str) -> list[str]:
-    """Compare a specification with the server's, field by field; returns the parts of the state. Raises ConfigError."""
-    differing = differing_fields(spec, served)
-    if differing:
-        raise ConfigError(
-            f"{server} serves {served['name']!r}, which is not the robot {spec.name!r} of this experiment: "
-            + "; ".join(differing),
-            parameter="robot.server",
-        )
-    return [name for name, _ in served["state"] or [["q", len(served["low"])]]]
-
-
 def differing_fields(spec: RobotSpec, served: dict[str, Any]) -> list[str]:
     """Return what differs between an experiment's robot and the spec of a server's hello, a phrase for each field."""
     parts = served["state"] or [["q", len(served["low"])]]
@@ -357,14 +343,12 @@ def differing_fields(spec: RobotSpec, served: dict[str, Any]) -> list[str]:
     poses = served.get("targets", "joints") == "poses"
     # Poses need not be told where the state has them: deltas of poses are actions as well.
     commanded = [-1] * size if poses and set(spec.joint_of_action) == {-1} else [*range(size)]
+    arms = [list(a) for a in served["arms"]]
     wanted = {
         "joints": (len(spec.action_low), size),
         "joints commanded by actions": (list(spec.joint_of_action), commanded),
         "grippers": (list(spec.grippers), list(served["grippers"])),
-        "arms": (
-            [list(a) for a in spec.arms or served["arms"]],
-            [list(a) for a in served["arms"]],
-        ),  # need not be told
+        "arms": ([list(a) for a in spec.arms] or arms, arms),  # need not be told
         "seconds of a tick": (round(spec.dt, 9), round(served["tick"], 9)),
         "numbers of a state": (spec.state_dim, sum(length for _, length in parts)),
     }

@@ -18,7 +18,6 @@ from serl_chunk.robots.fake.kinematics import LEFT, RIGHT, Point, grip_point
 from serl_chunk.types import ConfigError, RobotSpec, SerlChunkError
 
 UNDECIDED = 0.01  # of an opening, above the one at which fingers have closed: they are about to
-_RATES = np.where(np.isin(np.arange(task.ACTION_DIM), task.GRIPPER), task.GRIPPER_RATE, task.JOINT_RATE)
 
 
 class Seen(NamedTuple):
@@ -56,7 +55,7 @@ class SeenFakeAloha:
     def joints(self) -> list[float]:
         """Radians and openings, 14; fingers have only closed once that was measured, as `holder` then is."""
         q, target, extra = self._robot.seen()
-        joints = np.clip(target, q - _RATES, q + _RATES).tolist()
+        joints = np.clip(target, np.subtract(q, task.RATES), np.add(q, task.RATES)).tolist()
         for arm, i in enumerate(task.GRIPPER):
             if int(extra["holder"][0]) == arm:
                 joints[i] = max(joints[i], task.FINGERS_ON_CUBE)

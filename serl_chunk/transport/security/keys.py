@@ -16,7 +16,6 @@ import contextlib
 import dataclasses
 import fcntl
 import hashlib
-import json
 import os
 import socket
 import time
@@ -26,20 +25,10 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from serl_chunk.io import atomic_path
 from serl_chunk.transport.wire.handshake import DEFAULT_PORT
 from serl_chunk.types import ConfigError
-from serl_chunk_robot.wire.curve import (
-    Pair,
-    check_folder,
-    damaged,
-    default_folder,
-    fingerprint,
-    key_of,
-    read,
-    to_bytes,
-    to_text,
-)
+from serl_chunk_robot.wire import curve
+from serl_chunk_robot.wire.curve import Pair, damaged, default_folder, fingerprint, key_of, read, to_bytes, to_text
 
 THIS_MACHINE = "this-machine"  # name of the key that the learner's own machine has
 _PREFIX = "sc1-"  # names the form of a join token; letters, digits, '-' and '_' survive every shell and chat
@@ -174,22 +163,12 @@ class ClientKeys:
 
 
 def write(path: Path, value: dict[str, Any]) -> None:
-    """Write a file whole or not at all, never readable by others for a moment. Raises ConfigError."""
+    """Write a file of keys, and its folder where that is not there. Raises ConfigError."""
     try:
-        _make_folder(path.parent)
-        # Durable: a power cut must not bring a used line back, or forget a machine that joined.
-        with atomic_path(path, durable=True) as new:
-            new.unlink(missing_ok=True)
-            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                json.dump(value, file, indent=1)
+        curve.make_folder(path.parent)
+        curve.write(path, value)
     except OSError as e:
         raise ConfigError(f"{path} cannot be written: {e.strerror}") from e
-
-
-def _make_folder(folder: Path) -> None:
-    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder.mkdir(mode=0o700, exist_ok=True)
-    check_folder(folder)
 
 
 @contextlib.contextmanager
@@ -197,7 +176,7 @@ def locked(folder: Path) -> Iterator[None]:
     """Let one process at a time change the folder."""
     with contextlib.ExitStack() as stack:
         try:
-            _make_folder(folder)
+            curve.make_folder(folder)
             lock = os.open(folder / ".lock", os.O_WRONLY | os.O_CREAT, 0o600)
             stack.callback(os.close, lock)
             fcntl.flock(lock, fcntl.LOCK_EX)

@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import logging
 import os
-import re
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -24,13 +23,24 @@ from serl_chunk.transport.wire.handshake import Counters
 from serl_chunk.types import ConfigError
 from serl_chunk_robot.wire import codec
 from serl_chunk_robot.wire.codec import Frame, Message, WireError
-from serl_chunk_robot.wire.curve import Pair, check_folder, damaged, fingerprint, key_of, read, require_keys, to_text
+from serl_chunk_robot.wire.curve import (
+    NAME,
+    Pair,
+    check_folder,
+    client_file,
+    damaged,
+    fingerprint,
+    key_of,
+    read,
+    require_keys,
+    server_pair,
+    to_text,
+)
 
 logger = logging.getLogger(__name__)
 
 VALID_SECONDS = 600.0  # of a one-time key
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _ENDPOINT = "inproc://zeromq.zap.01"  # fixed by ZeroMQ's RFC 27
 _WITHOUT_TOKEN = (handshake.WHO, handshake.HELLO, handshake.INSPECT, handshake.ECHO)
 _TO_JOIN = "this key is for joining only. Run `serl-chunk keys join` with the line that contained it"
@@ -68,10 +78,8 @@ class ServerKeys:
     @classmethod
     def open(cls, folder: Path, clock: Callable[[], float] = time.time) -> ServerKeys:
         """Return the keys in `folder`. Raises ConfigError where there are none, or others can read them."""
-        path = folder / "server.json"
-        if not path.exists():
-            raise ConfigError(f"{folder} holds no learner's keys. Make them on its machine: `serl-chunk keys init`")
-        keys = cls(folder, Pair.of_secret(key_of(path, read(path), "secret")), clock)
+        missing = "holds no learner's keys. Make them on its machine: `serl-chunk keys init`"
+        keys = cls(folder, server_pair(folder, missing), clock)
         keys.clients()
         return keys
 
@@ -121,10 +129,7 @@ class ServerKeys:
 
         Raises ConfigError for a name that has joined already, or cannot be one.
         """
-        if not _NAME.fullmatch(name):
-            raise ConfigError(
-                f"key name {name!r}: use 1..64 letters, digits, '-', '_' or '.', the first a letter or digit"
-            )
+        client_file(self.folder, name)
         ticket = Pair.new()
         with locked(self.folder):
             old = next((c for c in self.clients() if c.name == name), None)
@@ -168,13 +173,13 @@ class ServerKeys:
     def _write(self, client: Client) -> None:
         value = dataclasses.asdict(client)
         del value["name"]
-        write(self.folder / "allowed" / f"{client.name}.json", value)
+        write(client_file(self.folder, client.name), value)
         self._seen = None
 
 
 def _stamp(entry: os.DirEntry[str]) -> tuple[str, int, int] | None:
     """Return what changes with a file's content; None for no client's file, and one that was just removed."""
-    if not entry.name.endswith(".json") or not _NAME.fullmatch(entry.name.removesuffix(".json")):
+    if not entry.name.endswith(".json") or not NAME.fullmatch(entry.name.removesuffix(".json")):
         return None
     with contextlib.suppress(FileNotFoundError):
         return entry.name, entry.inode(), entry.stat().st_mtime_ns

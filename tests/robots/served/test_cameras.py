@@ -23,7 +23,7 @@ from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.replay.replay import Replay
 from serl_chunk.robots.served import cameras
-from serl_chunk.robots.served.pictures import ServedPictures
+from serl_chunk.robots.served.cameras import ServedPictures
 from serl_chunk.robots.served.robot import HELD_S, ServedRobot
 from serl_chunk.types import IMAGE_PREFIX, Begin, CameraSpec, ConfigError, RobotSpec, Source, StepBlock
 from serl_chunk_robot.client.client import RobotError
@@ -283,7 +283,7 @@ def test_a_file_that_was_changed_gives_its_cameras_another_port(cell):
     cell.robot.server._greeting["cameras"][0][3] += 1
     client.hello()
     assert client.newest_picture("top") is not None, "the last one, until another comes"
-    assert client._frames["top"][0] == cell.robot.port + 3
+    assert client._streams["camera", "top"][0] == cell.robot.port + 3
 
 
 def test_a_picture_of_another_size_is_not_decided_on(cell, caplog):

@@ -9,6 +9,7 @@ import pytest
 from ptys import wait_until
 
 from serl_chunk.config.robots import FakeAlohaConfig
+from serl_chunk.robots import served
 from serl_chunk.robots.served import operator as served_operator
 from serl_chunk.robots.served.operator import ServedOperator
 from serl_chunk.types import ShownRobot
@@ -63,7 +64,7 @@ class Client:
 
 @pytest.fixture
 def operator(monkeypatch):
-    monkeypatch.setattr(served_operator, "RobotClient", Client)
+    monkeypatch.setattr(served, "RobotClient", Client)
     operator = ServedOperator(FakeAlohaConfig(server="127.0.0.1:1"), "test")
     yield operator
     Client.made[-1].answers.set()
@@ -168,7 +169,7 @@ def test_what_the_robot_did_not_confirm_is_known_until_it_does(operator, monkeyp
 
 def test_without_an_operators_key_a_hold_stops(monkeypatch):
     """The server refuses such a client a hold, and space must not do nothing in a reset."""
-    monkeypatch.setattr(served_operator, "RobotClient", Client)
+    monkeypatch.setattr(served, "RobotClient", Client)
     monkeypatch.setattr(Client, "refuses", "operator")
     operator = ServedOperator(FakeAlohaConfig(server="127.0.0.1:1"), "test")
     operator.request("hold")

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from serl_chunk_robot.client.clocks import ClockMap
+from serl_chunk_robot.client.client import ClockMap
 
 TICK = 0.02
 

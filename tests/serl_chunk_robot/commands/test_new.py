@@ -9,8 +9,7 @@ from unittest.mock import patch
 
 import pytest
 
-from serl_chunk_robot.commands.hardware import Camera, Port
-from serl_chunk_robot.commands.new import EXAMPLES, Found, find, write_new
+from serl_chunk_robot.commands.new import EXAMPLES, Camera, Found, find, write_new
 from serl_chunk_robot.drivers import BUILT_IN
 from serl_chunk_robot.errors import ConfigError
 from serl_chunk_robot.main import main
@@ -22,17 +21,17 @@ ROOT = Path(__file__).resolve().parents[3]
 def test_addresses_are_tried():
     with socket.create_server(("127.0.0.1", 0)) as there:
         open_port = there.getsockname()[1]
-        assert find([f"127.0.0.1:{open_port}"]).addresses == [(f"127.0.0.1:{open_port}", "answers")]
-    assert "does not answer" in find([f"127.0.0.1:{open_port}"]).addresses[0][1]
+        assert find([f"127.0.0.1:{open_port}"]).addresses == [f"127.0.0.1:{open_port} answers"]
+    assert "does not answer" in find([f"127.0.0.1:{open_port}"]).addresses[0]
     with pytest.raises(ConfigError, match="HOST:PORT"):
         find(["192.168.1.2"])
 
 
 FOUND = Found(
-    [Port("/dev/serial/by-id/left", "perhaps motors")],
+    ["serial port /dev/serial/by-id/left (perhaps motors)"],
     [Camera("v4l2", "device", "/dev/v4l/by-id/cam-video-index0", "not permitted. Run: x")],
     "http://arms:11311",
-    [("arm:7000", "answers")],
+    ["arm:7000 answers"],
 )
 
 

@@ -12,7 +12,7 @@ from robot_limits import HOME
 from robot_served import served, until
 from robot_world import DT, JOINTS, Way, World, moving
 
-from serl_chunk_robot.client.clocks import boot_time
+from serl_chunk_robot.client.client import boot_time
 
 
 class Setting(Way):

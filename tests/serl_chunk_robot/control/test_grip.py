@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from robot_limits import GRIPPERS, HOME, J, limits
 from robot_world import DT, World
 
-from serl_chunk_robot.control.grip import Grip, GripLimits
+from serl_chunk_robot.control.loop import Grip, GripLimits
 from serl_chunk_robot.control.motions import PATIENCE, Reset, Step
 from serl_chunk_robot.drivers.base import Reading
-from serl_chunk_robot.safety.limits import Limits
+from serl_chunk_robot.safety.motion import Limits
 
 LEFT = GRIPPERS[0]
 EFFORT = np.where(np.arange(J) == LEFT, 5.0, np.inf)

@@ -10,7 +10,7 @@ from errors import naming
 from robot_limits import GRIPPERS, HIGH, HOME, LOW, J, viperx
 from robot_world import DT, World
 
-from serl_chunk_robot.control.motions import Jog, Park, Reset, Step, StepSequence
+from serl_chunk_robot.control.motions import Reset, Step, StepSequence, jog, park
 from serl_chunk_robot.drivers.base import DriverError
 from serl_chunk_robot.errors import ConfigError
 
@@ -229,19 +229,19 @@ def test_a_goal_that_the_gate_keeps_it_from_is_given_up():
 
 
 def test_it_parks_and_jogs_one_joint_at_once():
-    world = moved(Park(HOME, THERE, World().limits), event="park")
+    world = moved(park(HOME, THERE, World().limits), event="park")
     np.testing.assert_allclose(world.arms.sent[-1], THERE, atol=1e-6)
     assert world.state == "HELD"
     world = World().ready()
-    moved(Jog(HOME, 9, -0.2, world.limits), world, "jog", passes=2)
+    moved(jog(HOME, 9, -0.2, world.limits), world, "jog", passes=2)
     assert world.arms.sent[-1][9] < HOME[9]
     world.until("HELD")
     np.testing.assert_allclose(world.arms.sent[-1], HOME - 0.2 * (np.arange(J) == 9), atol=1e-6)
     asleep = np.where(np.arange(J) == 1, LOW - 0.02, HOME)
-    Jog(asleep, 3, 0.1, world.limits)  # a joint that stays may be outside its limits
-    Jog(asleep, 1, 0.1, world.limits)
+    jog(asleep, 3, 0.1, world.limits)  # a joint that stays may be outside its limits
+    jog(asleep, 1, 0.1, world.limits)
     with pytest.raises(ConfigError, match=naming("angle")):
-        Jog(asleep, 1, 0.01, world.limits)
+        jog(asleep, 1, 0.01, world.limits)
 
 
 @pytest.mark.parametrize("reaches", [9.0, 0.2])  # rad, which joint 0 does not get beyond
@@ -249,7 +249,7 @@ def test_torque_goes_off_where_the_arms_are_measured_in_the_pose_alone(reaches):
     world, most = World(), np.where(np.arange(J) == 0, HOME[0] + reaches, np.inf)
     read = world.arms.read
     world.arms.read = lambda: (reading := read())._replace(q=np.minimum(reading.q, most))
-    world.ready().ask("end", "operator", motion=Park(HOME, THERE, world.limits), ends=THERE)
+    world.ready().ask("end", "operator", motion=park(HOME, THERE, world.limits), ends=THERE)
     world.until("STOPPED" if reaches > 1 else "HELD", 4000)
     assert world.arms.read().torque == (reaches < 1)
     assert ("joint 0 is measured 0.100 away" in world.loop.machine.word) == (reaches < 1)
@@ -258,14 +258,14 @@ def test_torque_goes_off_where_the_arms_are_measured_in_the_pose_alone(reaches):
 @pytest.mark.parametrize(("event", "role"), [("hold", "operator"), ("lost", "server"), ("stop", "any")])
 def test_a_motion_that_was_ended_is_not_done_and_ends_no_day(event, role):
     world = World().ready()
-    world.ask("end", "operator", motion=Park(HOME, THERE, world.limits, stands=0.0), ends=THERE)
+    world.ask("end", "operator", motion=park(HOME, THERE, world.limits, stands=0.0), ends=THERE)
     world.run(30)
     world.ask(event, role)
     world.until("STOPPED" if event == "stop" else "HELD")
     assert (world.loop.motion.number, world.loop.motion.done) == (1, 0)
     if event == "stop":
         world.ask("clear", "operator")
-    moved(Park(world.arms.sent[-1], THERE, world.limits, stands=0.0), world, "park")
+    moved(park(world.arms.sent[-1], THERE, world.limits, stands=0.0), world, "park")
     assert (world.state, world.loop.motion.number, world.loop.motion.done) == ("HELD", 2, 2)
     assert world.arms.read().torque
 
@@ -286,11 +286,11 @@ def test_a_doubtful_sample_is_neither_published_nor_given_to_a_motion():
 @pytest.mark.parametrize(
     ("make", "parameter", "named"),
     [
-        (lambda of: Jog(HOME, 14, 0.1, of), "joint", "14"),
-        (lambda of: Jog(HOME, -1, 0.1, of), "joint", "-1"),
-        (lambda of: Jog(HOME, 3, np.nan, of), "angle", "nan"),
-        (lambda of: Jog(HOME, 9, 1.5, of), "angle", "2.66"),
-        (lambda of: Park(HOME, HOME - 3 * (np.arange(J) == 7), World().limits._replace(low=LOW + 0.2)), "park", "-3"),
+        (lambda of: jog(HOME, 14, 0.1, of), "joint", "14"),
+        (lambda of: jog(HOME, -1, 0.1, of), "joint", "-1"),
+        (lambda of: jog(HOME, 3, np.nan, of), "angle", "nan"),
+        (lambda of: jog(HOME, 9, 1.5, of), "angle", "2.66"),
+        (lambda of: park(HOME, HOME - 3 * (np.arange(J) == 7), World().limits._replace(low=LOW + 0.2)), "park", "-3"),
         (lambda of: reset(World(), step(HOME), step(HOME + 5)), "reset.step[1]", "5"),
         (lambda of: reset(World(), step(add=ZERO - 3)), "reset.step[0]", "-3.96"),
         (lambda of: reset(World(), step(HIGH - 0.05, random=ZERO + 0.1)), "reset.step[0]", "3.09"),

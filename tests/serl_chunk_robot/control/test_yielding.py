@@ -10,7 +10,7 @@ from robot_limits import GRIPPERS, HOME, J, limits
 from robot_world import DT, FaultyArms, World
 
 from serl_chunk_robot.control.loop import Motion
-from serl_chunk_robot.control.motions import Jog, Oscillation, Park, Reset, Step
+from serl_chunk_robot.control.motions import Oscillation, Reset, Step, jog, park
 from serl_chunk_robot.drivers.fake import viperx_arms
 from serl_chunk_robot.robot_file.config import load
 from serl_chunk_robot.server.serve import Motions
@@ -51,8 +51,8 @@ def reset(of: World, place: np.ndarray = THERE) -> Motion:
 
 MOTIONS: dict[str, Callable[[World], Motion]] = {
     "reset": reset,
-    "park": lambda of: Park(HOME, THERE, of.limits, effort=EFFORT, stands=0.0, grippers=GRIPPERS),
-    "jog": lambda of: Jog(HOME, JOINT, 0.6, of.limits, effort=EFFORT, grippers=GRIPPERS),
+    "park": lambda of: park(HOME, THERE, of.limits, effort=EFFORT, stands=0.0, grippers=GRIPPERS),
+    "jog": lambda of: jog(HOME, JOINT, 0.6, of.limits, effort=EFFORT, grippers=GRIPPERS),
     "swing": lambda of: Oscillation(HOME, JOINT, 0.6, of.limits, effort=EFFORT, stands=0.0, grippers=GRIPPERS),
 }
 

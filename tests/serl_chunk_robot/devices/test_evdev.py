@@ -17,8 +17,7 @@ from robot_served import wait
 
 from serl_chunk_robot.devices import evdev_device, polling
 from serl_chunk_robot.devices.base import DeviceError
-from serl_chunk_robot.devices.evdev_keys import MOVES, FootPedal, Keyboard
-from serl_chunk_robot.devices.gamepad import BUTTONS, Gamepad
+from serl_chunk_robot.devices.evdev_device import MOVES, PAD_BUTTONS, FootPedal, Gamepad, Keyboard
 
 PEDAL = "usb-PCsensor_FootSwitch-event-kbd"
 CONSOLE = ("space", "enter", "escape", "x", "c", "s", "1", "f", "0", "backspace", "u", "r", "g", "p", "q")
@@ -228,7 +227,7 @@ def test_sticks_triggers_and_cross_move_and_buttons_are_readings_and_events(pad)
         wait(lambda: not device.read().twist.any())
     user.press("BTN_TR")
     wait(lambda: any(device.read().buttons))
-    assert device.read().buttons == tuple(name == "BTN_TR" for name in BUTTONS)
+    assert device.read().buttons == tuple(name == "BTN_TR" for name in PAD_BUTTONS)
     user.press("BTN_TR", 0)
     wait(lambda: not any(device.read().buttons))
     assert [(event.name, event.pressed) for event in device.keys()] == [("tr", True), ("tr", False)]

@@ -8,8 +8,7 @@ import pytest
 from serl_chunk_robot.devices.base import Sample
 from serl_chunk_robot.devices.leader_motion import LeaderDrive, Permission
 from serl_chunk_robot.devices.neutral import NeutralFirst
-from serl_chunk_robot.safety.limits import Limits
-from serl_chunk_robot.safety.motion import Rates
+from serl_chunk_robot.safety.motion import Limits, Rates
 
 LOOK = 0.004  # s between two looks
 # Of the product, written apart: s before torque, s of a permission, rad/s, rad that a hand holds it from its set point.

@@ -20,9 +20,8 @@ from serl_chunk_robot.devices.base import DeviceError
 from serl_chunk_robot.devices.leader_motion import Permission
 from serl_chunk_robot.devices.lerobot_teleoperator import LeRobotTeleoperator
 from serl_chunk_robot.robot_file.config import load
-from serl_chunk_robot.safety.limits import Limits
-from serl_chunk_robot.safety.motion import Rates
-from serl_chunk_robot.server import device_process
+from serl_chunk_robot.safety.motion import Limits, Rates
+from serl_chunk_robot.server import streams
 
 LEFT, RIGHT = "/dev/left", "/dev/right"
 STEP = math.tau / 4095  # rad of an encoder's step
@@ -172,7 +171,7 @@ def test_a_robots_file_names_one_for_each_arm(ports, tmp_path):
     files = load(path).devices
     assert [(device.name, device.arm) for device in files] == [("left", 0), ("right", 1)]
     for file, first in zip(files, (0.0, 100 * STEP), strict=True):
-        device = device_process.opened(file.source)
+        device = streams.opened(file.source)
         np.testing.assert_allclose(device.read().joints, [first, *AT[1:]], atol=1e-9)
         device.close()
 

@@ -10,8 +10,7 @@ import lerobot_leaders
 import pytest
 
 from serl_chunk_robot.devices.base import DeviceError
-from serl_chunk_robot.devices.evdev_keys import FootPedal, Keyboard
-from serl_chunk_robot.devices.gamepad import Gamepad
+from serl_chunk_robot.devices.evdev_device import FootPedal, Gamepad, Keyboard
 from serl_chunk_robot.devices.gello import Gello
 from serl_chunk_robot.devices.leader import leaders_ros1, leaders_ros2
 from serl_chunk_robot.devices.lerobot_teleoperator import LeRobotTeleoperator

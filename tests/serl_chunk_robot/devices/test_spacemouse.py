@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import math
 import os
@@ -16,7 +17,7 @@ import pytest
 from fake_hid import PRO_WIRELESS, buttons, motion, rotation, translation
 from robot_served import wait
 
-from serl_chunk_robot.devices import polling, spacemouse
+from serl_chunk_robot.devices import polling
 from serl_chunk_robot.devices.base import DeviceError
 from serl_chunk_robot.devices.spacemouse import SpaceMouse, connected, open_mice
 
@@ -259,6 +260,6 @@ def test_a_missing_libhidapi_and_a_broken_pyspacemouse_are_named(monkeypatch, tm
             with pytest.raises(DeviceError, match="libhidapi-hidraw0"):
                 SpaceMouse(path)
     error = OSError("libhidapi is broken")
-    monkeypatch.setattr(spacemouse.importlib, "import_module", lambda name: (_ for _ in ()).throw(error))
+    monkeypatch.setattr(importlib, "import_module", lambda name: (_ for _ in ()).throw(error))
     with pytest.raises(DeviceError, match=r"pip install 'pyspacemouse>=2\.1'"):
         SpaceMouse("/dev/hidraw0")

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from rclpy_stand_in import End, installed
 
 from serl_chunk_robot.drivers import aloha_arms
-from serl_chunk_robot.drivers.aloha_arms import AlohaArms
-from serl_chunk_robot.drivers.aloha_gripper import Gripper
+from serl_chunk_robot.drivers.aloha_arms import AlohaArms, Gripper
 from serl_chunk_robot.drivers.aloha_ros2 import Ros2, aloha_ros2
 from serl_chunk_robot.drivers.base import SUPPORTED, DriverError
 

@@ -17,8 +17,8 @@ from robot_served import served as served_robot
 
 from serl_chunk_robot.client.client import RobotClient
 from serl_chunk_robot.robot_file.config import load
-from serl_chunk_robot.server.camera_process import children
 from serl_chunk_robot.server.processes import Processes
+from serl_chunk_robot.server.streams import camera_children
 
 CAMERAS = """
 import os, time
@@ -63,7 +63,7 @@ def test_one_that_ends_is_started_anew_with_its_reason_and_they_end_with_the_con
     caplog.set_level(logging.WARNING, logger="serl_chunk_robot")
     good, fails = 'driver = "fake"\nheight = 12\nwidth = 16', 'driver = "faulty.py:Faulty"\nfault = "{}"'
     file = load(robot_file(tmp_path, good, fails.format("open"), fails.format("exit")))
-    with Processes(children(file.cameras, HERE, None, "run")) as cameras:
+    with Processes(camera_children(file.cameras, HERE, None, "run")) as cameras:
         killed = cameras._processes[0].process.pid
         wait(lambda: caplog.text.count("restarts_in=") >= 2)
         os.kill(killed, signal.SIGSEGV)
@@ -83,7 +83,7 @@ def test_views_of_one_device_come_from_one_process_at_the_same_moments(tmp_path)
     path = robot_file(tmp_path, device, 'of = "c0"\ncrop = [4, 2, 8, 10]\nrotate = 90', 'of = "c0"\nresize = [6, 8]')
     file = load(path)
     listed = [(c.name, c.spec.height, c.spec.width, c.port) for c in file.cameras]
-    processes = Processes(children(file.cameras, HERE, None, "run"))
+    processes = Processes(camera_children(file.cameras, HERE, None, "run"))
     with served_robot(port=file.port, cameras=listed) as robot, processes as cameras:
         assert len(cameras.pids()) == 1
         client = robot.client()
@@ -111,7 +111,10 @@ def test_a_camera_that_is_plugged_in_anew_is_read_under_its_new_device(tmp_path,
     link.symlink_to(first)
     file = load(robot_file(tmp_path, f'driver = "v4l2"\ndevice = "{link}"\nheight = 12\nwidth = 16'))
     listed = [("c0", 12, 16, file.port + 2)]
-    with served_robot(port=file.port, cameras=listed) as robot, Processes(children(file.cameras, HERE, None, "run")):
+    with (
+        served_robot(port=file.port, cameras=listed) as robot,
+        Processes(camera_children(file.cameras, HERE, None, "run")),
+    ):
         client = robot.client()
 
         def shows(device: int) -> bool:
@@ -140,7 +143,7 @@ def test_the_pauses_double_up_to_ten_seconds_and_begin_anew_after_a_good_run(tmp
     now, started = [100.0], []
     monkeypatch.setattr("serl_chunk_robot.server.processes.monotonic", lambda: now[0])
     file = load(robot_file(tmp_path, 'driver = "fake"'))
-    process = Processes(children(file.cameras, HERE, None, "run"))._processes[0]
+    process = Processes(camera_children(file.cameras, HERE, None, "run"))._processes[0]
     monkeypatch.setattr(process, "start", lambda: started.append(now[0]))
 
     def pause(ran: float) -> float:
@@ -197,5 +200,5 @@ def test_a_camera_whose_library_hangs_is_ended_and_started_anew(tmp_path, caplog
     path = robot_file(tmp_path, 'driver = "faulty.py:Hangs"')
     code = "\nclass Hangs(Faulty):\n    def read(self):\n        time.sleep(1000)\n"
     (tmp_path / "faulty.py").write_text(CAMERAS + code)
-    with Processes(children(load(path).cameras, HERE, None, "run")):
+    with Processes(camera_children(load(path).cameras, HERE, None, "run")):
         wait(lambda: "name=c0 reason=read does not return" in caplog.text, 20)

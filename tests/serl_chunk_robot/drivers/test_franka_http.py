@@ -12,8 +12,7 @@ from franka_driver import DT, Clock, Loop, by, newest, wait
 from franka_http import START, FrankaServer, angle_between
 
 from serl_chunk_robot.drivers.base import DriverError
-from serl_chunk_robot.drivers.franka_http import JOINT_RESET_EVERY, REPEATS, STUCK, FrankaHttp
-from serl_chunk_robot.drivers.franka_requests import Orders, stop_outside
+from serl_chunk_robot.drivers.franka_http import JOINT_RESET_EVERY, REPEATS, STUCK, FrankaHttp, Orders, stop_outside
 from serl_chunk_robot.errors import ConfigError
 from serl_chunk_robot.geometry.rotations import quat_of_euler
 from serl_chunk_robot.robot_file.config import checked, load, load_driver

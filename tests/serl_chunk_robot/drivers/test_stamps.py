@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serl_chunk_robot.drivers.stamps import StampMap, StopAnswer
+from serl_chunk_robot.drivers.stamps import StampedDriver, StampMap
 
 HOUR = 3600.0
+
+
+class StillDriver(StampedDriver):
+    """Its states are told."""
+
+    def __init__(self):
+        self._clock = lambda: self.now
+
+    def read(self):
+        return SimpleNamespace(stamp=self.stamp)
+
+    def answers(self, level, now, stamp):
+        self.now, self.stamp = now, stamp
+        return self.stop("a test", level)
 
 
 @given(
@@ -56,15 +72,15 @@ def test_a_clock_that_is_set_is_believed_again_after_five_seconds():
 
 
 def test_a_stop_is_answered_by_a_state_that_is_newer_than_its_first_report():
-    stop = StopAnswer()
-    assert not stop.given(0, 10.0, 9.99)
-    assert not stop.given(0, 10.1, 10.0), "as old as the stop"
-    assert stop.given(0, 10.2, 10.01)
-    assert not stop.given(0, 10.3, 10.01), "the next stop needs a state of its own"
+    stop = StillDriver()
+    assert not stop.answers(0, 10.0, 9.99)
+    assert not stop.answers(0, 10.1, 10.0), "as old as the stop"
+    assert stop.answers(0, 10.2, 10.01)
+    assert not stop.answers(0, 10.3, 10.01), "the next stop needs a state of its own"
 
 
 def test_each_level_of_a_stop_needs_a_state_of_its_own():
-    stop = StopAnswer()
-    assert not stop.given(0, 10.0, 9.99)
-    assert not stop.given(1, 10.1, 10.05)
-    assert stop.given(1, 10.2, 10.15)
+    stop = StillDriver()
+    assert not stop.answers(0, 10.0, 9.99)
+    assert not stop.answers(1, 10.1, 10.05)
+    assert stop.answers(1, 10.2, 10.15)

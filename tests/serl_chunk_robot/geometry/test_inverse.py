@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 from robot_limits import HIGH, HOME, LOW, J, viperx
 
-from serl_chunk_robot.geometry.inverse import (
+from serl_chunk_robot.geometry.kinematics import (
     NEAR,
     STRAIGHT,
     TURNED,
-    _turn,
     along,
     lifted,
     polynomial,
     pose_frame,
     reach,
 )
+from serl_chunk_robot.geometry.rotations import axis_angle
 
 ARMS = viperx()
 
@@ -36,7 +36,7 @@ def test_poses_of_an_arm_are_found_from_elsewhere(arm):
             continue
         at = ARMS.tip(arm, found)[0]
         assert np.linalg.norm(at[:3, 3] - frame[:3, 3]) < NEAR
-        assert np.linalg.norm(_turn(frame[:3, :3] @ at[:3, :3].T)) < TURNED
+        assert np.linalg.norm(axis_angle(frame[:3, :3] @ at[:3, :3].T)) < TURNED
         assert ((found >= LOW) & (found <= HIGH)).all()
         others = np.delete(np.arange(J), ARMS.joints[arm])
         np.testing.assert_array_equal(found[others], HOME[others])
@@ -57,7 +57,7 @@ def test_angles_turn_about_the_worlds_axes_in_their_order():
     x, y, z = np.eye(3)
     turns = [pose_frame(np.array([0, 0, 0, *angles]))[:3, :3] for angles in ((0.3, 0, 0), (0, -0.4, 0), (0, 0, 0.5))]
     np.testing.assert_allclose(frame[:3, :3], turns[2] @ turns[1] @ turns[0])
-    np.testing.assert_allclose([_turn(turn) for turn in turns], [0.3 * x, -0.4 * y, 0.5 * z], atol=1e-12)
+    np.testing.assert_allclose([axis_angle(turn) for turn in turns], [0.3 * x, -0.4 * y, 0.5 * z], atol=1e-12)
     np.testing.assert_array_equal(frame[:3, 3], [1, 2, 3])
 
 
@@ -70,7 +70,7 @@ def test_a_lift_is_straight_and_keeps_the_orientation_where_the_arm_can(arm, hei
     frames = np.array([ARMS.tip(arm, pose)[0] for pose in path])
     np.testing.assert_allclose(frames[-1, :3, 3] - frames[0, :3, 3], [0, 0, height], atol=2e-5)
     assert np.linalg.norm(frames[:, :2, 3] - frames[0, :2, 3], axis=1).max() < STRAIGHT / 10
-    assert max(np.linalg.norm(_turn(f[:3, :3] @ frames[0, :3, :3].T)) for f in frames) < 1e-3
+    assert max(np.linalg.norm(axis_angle(f[:3, :3] @ frames[0, :3, :3].T)) for f in frames) < 1e-3
 
 
 def test_a_lift_turns_the_tip_where_it_must():
@@ -80,4 +80,4 @@ def test_a_lift_turns_the_tip_where_it_must():
     assert way is not None
     frames = [ARMS.tip(0, pose)[0] for pose in way[[0, -1]]]
     np.testing.assert_allclose(frames[1][:3, 3] - frames[0][:3, 3], [0, 0, 0.1], atol=2e-5)
-    assert np.linalg.norm(_turn(frames[1][:3, :3] @ frames[0][:3, :3].T)) > 0.02
+    assert np.linalg.norm(axis_angle(frames[1][:3, :3] @ frames[0][:3, :3].T)) > 0.02

@@ -11,7 +11,7 @@ from errors import naming
 from robot_limits import GRIPPERS, HIGH, HOME, LOW, J, viperx
 
 import serl_chunk_robot
-from serl_chunk_robot.control.motions import Park, Reset
+from serl_chunk_robot.control.motions import Reset, park
 from serl_chunk_robot.drivers.base import DriverSpec
 from serl_chunk_robot.drivers.fake import FakeArms, viperx_arms
 from serl_chunk_robot.errors import ConfigError
@@ -239,7 +239,7 @@ def test_the_documented_file_is_valid(tmp_path):
     driver = load_driver(file)
     checked(file, driver.spec(), HOME)
     Reset(HOME, file.reset, file.profiles["careful"].limits, episode=0, rng=np.random.default_rng(0), arms=file.arms)
-    Park(HOME, file.park, file.profiles["careful"].limits)
+    park(HOME, file.park, file.profiles["careful"].limits)
 
 
 def test_a_digest_is_of_what_acts(tmp_path):
@@ -282,7 +282,7 @@ def view(old: str, new: str) -> str:
 BAD = [  # text, parameter, what else the error names
     (camera('name = "top"', ""), "camera[0].name", "missing"),
     (camera('name = "top"', 'name = "a top"'), "camera[0].name", "letters, digits"),
-    (camera('name = "top"', 'name = "wrist"'), "camera[1].name", "no camera before"),
+    (camera('name = "top"', 'name = "wrist"'), "camera[1].name", "none before it"),
     (camera('driver = "fake"\n\n', ""), "camera[0].driver", "missing"),
     (camera("height = 60", "hight = 60"), "camera[1].hight", "Did you mean height"),
     (camera("height = 60", "height = 60\nlatency = -0.1"), "camera[1].latency", "0 to 1"),

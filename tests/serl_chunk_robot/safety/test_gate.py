@@ -14,8 +14,7 @@ from properties import examples
 from robot_limits import GRIPPERS, HIGH, HOME, LOW, SPACE, J, limits, viperx
 
 from serl_chunk_robot.safety.gate import REJECTIONS, Command, Gate, Passed
-from serl_chunk_robot.safety.limits import Workspace
-from serl_chunk_robot.safety.motion import SetPoint, braked, stopping_distance
+from serl_chunk_robot.safety.motion import SetPoint, Workspace, braked, stopping_distance
 
 
 @settings(max_examples=examples(80))

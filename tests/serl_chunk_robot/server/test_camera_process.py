@@ -12,7 +12,7 @@ from robot_served import Served, free_port, wait, write_keys
 from serl_chunk_robot.client.client import RobotError
 from serl_chunk_robot.drivers.camera import CameraError, CameraSpec, Frame
 from serl_chunk_robot.errors import ConfigError
-from serl_chunk_robot.server.camera_process import FramePublisher
+from serl_chunk_robot.server.streams import FramePublisher
 
 
 def test_a_client_gets_the_newest_picture_of_the_cameras_it_reads_alone():
@@ -34,7 +34,7 @@ def test_a_client_gets_the_newest_picture_of_the_cameras_it_reads_alone():
         assert 0 <= client.server_time() - second.moment < 0.2
         assert second.changed == second.moment
         assert np.array_equal(first.image, kept)
-        assert list(client._frames) == ["top"]
+        assert list(client._streams) == [("camera", "top")]
         with pytest.raises(RobotError, match="camera 'left': the server has top, wrist"):
             client.newest_picture("left")
     finally:
@@ -74,7 +74,7 @@ class Sent:
     """A publisher of which the messages are kept."""
 
     def __init__(self, monkeypatch, spec, latency=0.0):
-        self.messages, name = [], "serl_chunk_robot.server.camera_process.arrays.pack"
+        self.messages, name = [], "serl_chunk_robot.server.streams.arrays.pack"
         monkeypatch.setattr(name, lambda m: self.messages.append(m) or b"")
         self.publisher = FramePublisher(job("top", free_port())._replace(latency=latency), spec)
 

@@ -17,8 +17,8 @@ from serl_chunk_robot.client.client import Reading, RobotError
 from serl_chunk_robot.devices.base import Sample
 from serl_chunk_robot.errors import ConfigError
 from serl_chunk_robot.robot_file.config import load
-from serl_chunk_robot.server.device_process import children
 from serl_chunk_robot.server.processes import Processes
+from serl_chunk_robot.server.streams import device_children
 
 DEVICES = """
 import time
@@ -117,7 +117,7 @@ def test_a_process_publishes_readings_and_one_that_cannot_open_its_device_is_sta
                            'name = "bad"\ndriver = "faulty.py:Faulty"\nfault = "unplugged"'))  # fmt: skip
     listed = tuple((d.name, d.port, d.arm) for d in file.devices)
     with served(port=file.port, devices=listed) as robot:
-        with Processes(children(file.devices, HERE, None, robot.server.run_id)) as processes:
+        with Processes(device_children(file.devices, HERE, None, robot.server.run_id)) as processes:
             client = robot.client(role="any")
             assert client.devices() == list(listed)
             wait(lambda: client.next_reading("good", 0.05) is not None)
@@ -138,7 +138,7 @@ def test_events_of_a_pedal_are_repeated_for_two_seconds_and_numbered(tmp_path):
     listed = tuple((d.name, d.port, d.arm) for d in file.devices)
     with contextlib.ExitStack() as stack:
         robot = stack.enter_context(served(port=file.port, devices=listed))
-        stack.enter_context(Processes(children(file.devices, HERE, None, robot.server.run_id)))
+        stack.enter_context(Processes(device_children(file.devices, HERE, None, robot.server.run_id)))
         client = robot.client(role="any")
         readings: list[Reading] = []
 
@@ -164,7 +164,7 @@ def test_events_of_a_pedal_are_repeated_for_two_seconds_and_numbered(tmp_path):
 def test_a_device_that_does_not_return_delays_no_pass(tmp_path, fault):
     """The measure is the loop's own: with the device in its process, passes go on at their rate."""
     file = load(robot_file(tmp_path, f'name = "bad"\ndriver = "faulty.py:Faulty"\nfault = "{fault}"'))
-    with served(port=file.port) as robot, Processes(children(file.devices, HERE, None, "run")) as processes:
+    with served(port=file.port) as robot, Processes(device_children(file.devices, HERE, None, "run")) as processes:
         client = robot.client(role="any")
         time.sleep(0.7)  # it is open, and read
         assert len(processes.pids()) == 1
@@ -207,7 +207,7 @@ def test_leaders_of_a_real_ros_1_are_hosted_and_lost_with_their_node(tmp_path, m
     listed = tuple((d.name, d.port, d.arm) for d in file.devices)
     with contextlib.ExitStack() as stack:
         robot = stack.enter_context(served(port=file.port, devices=listed))
-        stack.enter_context(Processes(children(file.devices, HERE, None, robot.server.run_id)))
+        stack.enter_context(Processes(device_children(file.devices, HERE, None, robot.server.run_id)))
         client = robot.client(role="any")
 
         def reads(alive: bool, joint: float) -> bool:

@@ -20,9 +20,9 @@ from serl_chunk_robot.client.client import RobotError
 from serl_chunk_robot.devices.leader_motion import LeaderDrive
 from serl_chunk_robot.robot_file.config import load
 from serl_chunk_robot.robot_file.profiles import CAUTIOUS
-from serl_chunk_robot.server.device_process import children
 from serl_chunk_robot.server.leader_permissions import OF_LIMITS, RENEWED, Drives, take_permits
 from serl_chunk_robot.server.processes import Processes
+from serl_chunk_robot.server.streams import device_children
 from serl_chunk_robot.wire import arrays
 
 PATIENCE = 0.8  # s in place of RENEWED: machines that run tests may stand still for longer than robot PCs may
@@ -39,7 +39,7 @@ class Cell:
         listed = tuple((d.name, d.port, d.arm) for d in file.devices)
         self.robot = stack.enter_context(served(port=file.port, devices=listed, drives=self.drives))
         run = self.robot.server.run_id
-        processes = Processes(children(file.devices, HERE, None, run, self.drives.descriptors()))
+        processes = Processes(device_children(file.devices, HERE, None, run, self.drives.descriptors()))
         self.processes = stack.enter_context(processes)
         self.operator = self.robot.ready()
         self.actor = self.robot.client()

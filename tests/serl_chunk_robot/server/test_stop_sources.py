@@ -11,8 +11,7 @@ from robot_model import RobotModel
 from robot_world import DT, Way, World
 
 from serl_chunk_robot.control.loop import Resistance
-from serl_chunk_robot.safety.limits import Limits
-from serl_chunk_robot.safety.motion import stopping_distance
+from serl_chunk_robot.safety.motion import Limits, stopping_distance
 from serl_chunk_robot.safety.table import BRAKE, HELD, HOLD, MOVE, RUN, STOPPED, TABLE, Row
 
 SEEDS = range(3)  # one for each profile

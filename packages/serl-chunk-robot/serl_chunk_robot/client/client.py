@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
 from collections import deque
@@ -11,7 +12,6 @@ from typing import Any, Deque, Dict, List, NamedTuple, Optional, Tuple
 import numpy as np
 import zmq
 
-from serl_chunk_robot.client.clocks import ClockMap
 from serl_chunk_robot.errors import SerlChunkError
 from serl_chunk_robot.wire import arrays, codec
 from serl_chunk_robot.wire.curve import Pair, key_of, read, use_keys
@@ -23,6 +23,63 @@ HISTORY = 0.5  # s for which the joints of states that were read are kept
 PROCESS = uuid.uuid4().hex[:12]  # of this process, to which a lease belongs in addition to the actor's name
 UNCONFIRMED = "THE ROBOT DID NOT CONFIRM. Press the hardware emergency stop."
 SENT = 100  # commands whose moment is kept, until the server reports when they came
+DRIFT = 250e-6  # s per s by which the clocks may run apart; those of computers differ by less
+TRIPS = 100  # the newest, of which the shortest is taken for one without waiting
+
+
+def boot_time() -> float:
+    """Return the seconds since this machine started, with those of its suspends, which its monotonic clock leaves out.
+
+    Where the system has no such clock, as macOS, it is the monotonic one.
+    """
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+class ClockMap:
+    """The difference between the clocks of one process of a server and of this machine. All moments are in seconds."""
+
+    def __init__(self) -> None:
+        # A bound widens by DRIFT. These are its values at moment 0 of this clock, so that all can be compared.
+        self._above, self._below = math.inf, -math.inf
+        self._trips: Deque[float] = deque(maxlen=TRIPS)
+
+    def exchanged(self, sent: float, moment: float, received: float) -> None:
+        """Take the times of a request.
+
+        Args:
+            sent: when it was sent.
+            moment: when it came, on the server's clock.
+            received: when its reply came.
+        """
+        self._trips.append(received - sent)
+        self.arrived(sent, moment)
+        self.came(moment, received)
+
+    def arrived(self, sent: float, moment: float) -> None:
+        """A message that was sent at `sent` was taken at `moment` of the server's clock."""
+        self._above = min(self._above, moment - sent - DRIFT * sent)
+        if self._above + DRIFT * sent < self._below - DRIFT * sent:  # a machine was suspended: its clock stood still
+            self._below = -math.inf
+            self._above = moment - sent - DRIFT * sent
+
+    def came(self, moment: float, received: float) -> None:
+        """A message of `moment` of the server's clock was read at `received`."""
+        self._below = max(self._below, moment - received + DRIFT * received)
+        if self._above + DRIFT * received < self._below - DRIFT * received:
+            self._above = math.inf
+            self._below = moment - received + DRIFT * received
+
+    def server_time(self, now: float) -> float:
+        """Return the server's clock at `now` of this one; NaN before the first message from the server."""
+        above, below = self._above + DRIFT * now, self._below - DRIFT * now
+        if below == -math.inf:
+            return now + above - self._half() if above < math.inf else math.nan
+        if above == math.inf:  # only states were read: they are as old as their delay
+            return now + below
+        return now + max(above - self._half(), below)
+
+    def _half(self) -> float:
+        return 0.5 * min(self._trips, default=0.0)
 
 
 class RobotError(SerlChunkError):
@@ -145,9 +202,9 @@ class RobotClient:
         self._server = ServerProcess(None)  # that sent the newest message
         self._replied: Tuple[Any, float] = None, 0.0  # the server's process and its moment, of the last reply
         self._newest: Optional[Dict[str, Any]] = None
-        self._frames: Dict[str, Tuple[int, zmq.Socket[bytes]]] = {}  # ports and sockets of cameras that are read
+        # (camera or device, its name) -> port and socket, of those that are read
+        self._streams: Dict[Tuple[str, str], Tuple[int, zmq.Socket[bytes]]] = {}
         self._pictures: Dict[str, Picture] = {}  # the newest
-        self._readings: Dict[str, Tuple[int, zmq.Socket[bytes]]] = {}  # ports and sockets of devices that are read
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
             self._requests = self._connected(zmq.DEALER, MAX_STATE, self.port)
@@ -168,13 +225,11 @@ class RobotClient:
         hello = {"name": self.name, "role": self.role, "process": self.process, "protocol": PROTOCOL}
         reply = self._exchange("hello", hello)
         self._greeting = _taken(reply)
-        cameras = {name: port for name, _, _, port in self.cameras()}
-        devices = {name: port for name, port, _ in self.devices()}
-        for ports, sockets in ((cameras, self._frames), (devices, self._readings)):
-            for name, (port, socket) in list(sockets.items()):
-                if ports.get(name) != port:  # the server was started anew with another file
-                    socket.close()
-                    del sockets[name]
+        ports = self._ports()
+        for stream, (port, socket) in list(self._streams.items()):
+            if ports.get(stream) != port:  # the server was started anew with another file
+                socket.close()
+                del self._streams[stream]
         return self._greeting
 
     def request(self, op: str, **arguments: Any) -> Dict[str, Any]:
@@ -215,7 +270,12 @@ class RobotClient:
     def newest_state(self) -> Optional[Dict[str, Any]]:
         """Return the newest state that has come, perhaps the last one again; None before the first. Never waits."""
         while self._states.poll(0):
-            self._read_state()
+            frames = try_receive(self._states)
+            state = _decoded(frames[0]) if frames else {}
+            if "moment" in state:
+                self._newest = state
+                self._hear(state)
+                self._server.published(state)
         return self._newest
 
     def next_state(self, seconds: float = ANSWER) -> Dict[str, Any]:
@@ -240,10 +300,7 @@ class RobotClient:
         The first call subscribes: pictures of other cameras are not sent here. Raises RobotError for a camera that the
         server does not have.
         """
-        if camera not in self._frames:
-            ports = {name: port for name, _, _, port in self.cameras()}
-            self._frames[camera] = self._subscribed("camera", camera, ports, MAX_PICTURE)
-        frames = self._frames[camera][1]
+        frames = self._stream("camera", camera, MAX_PICTURE)
         while frames.poll(0):
             got = try_receive(frames)
             picture = _picture(got[0], camera) if got else None
@@ -265,10 +322,7 @@ class RobotClient:
         The first call subscribes. Readings of another process of the server than the one that answered last are left
         out. Raises RobotError for a device that the server does not have.
         """
-        if device not in self._readings:
-            ports = {name: port for name, port, _ in self.devices()}
-            self._readings[device] = self._subscribed("device", device, ports, MAX_STATE)
-        socket = self._readings[device][1]
+        socket = self._stream("device", device, MAX_STATE)
         if not socket.poll(int(1e3 * seconds)):
             return None
         frames = try_receive(socket)
@@ -295,12 +349,19 @@ class RobotClient:
             self._requests.close()
         self._context.destroy(linger=0)
 
-    def _subscribed(
-        self, kind: str, name: str, ports: Dict[str, int], largest: int
-    ) -> Tuple[int, zmq.Socket[bytes]]:  # fmt: skip
-        if name not in ports:
-            raise RobotError(f"{kind} {name!r}: the server has {', '.join(ports) or 'none'}")
-        return ports[name], self._connected(zmq.SUB, largest, ports[name])
+    def _ports(self) -> Dict[Tuple[str, str], int]:
+        cameras = {("camera", name): port for name, _, _, port in self.cameras()}
+        return {**cameras, **{("device", name): port for name, port, _ in self.devices()}}
+
+    def _stream(self, kind: str, name: str, largest: int) -> zmq.Socket[bytes]:
+        if (kind, name) not in self._streams:
+            ports = self._ports()
+            if (kind, name) not in ports:
+                there = ", ".join(each for of, each in ports if of == kind)
+                raise RobotError(f"{kind} {name!r}: the server has {there or 'none'}")
+            port = ports[kind, name]
+            self._streams[kind, name] = port, self._connected(zmq.SUB, largest, port)
+        return self._streams[kind, name][1]
 
     def _connected(self, kind: int, largest: int, port: int) -> zmq.Socket[bytes]:
         s = make_socket(self._context, kind, largest)
@@ -335,18 +396,8 @@ class RobotClient:
                 self._replied = reply.get("run"), self._server.moment
                 return reply
 
-    def _read_state(self) -> None:
-        frames = try_receive(self._states)
-        state = _decoded(frames[0]) if frames else {}
-        if "moment" in state:
-            self._newest = state
-            self._hear(state)
-            self._server.published(state)
-
     def _hear(self, message: Dict[str, Any]) -> None:
-        if (
-            message.get("run") != self._server.run
-        ):  # another process of the server, perhaps after a start of its machine
+        if message.get("run") != self._server.run:  # another process, perhaps after a start of its machine
             self._server = ServerProcess(message.get("run"))
         self._server.hear(float(message.get("moment", "nan")))
 
@@ -366,10 +417,9 @@ def _decoded(frame: codec.Frame, largest: int = MAX_STATE) -> Dict[str, Any]:
 def _picture(frame: codec.Frame, camera: str) -> Optional[Picture]:
     """The picture in a message of this camera; None where it is none, or another camera's."""
     values = _decoded(frame, MAX_PICTURE)
-    image = values.get("image")
-    if values.get("camera") != camera or not isinstance(image, np.ndarray) or image.dtype != np.uint8:
-        return None
-    if image.ndim != 3 or image.shape[2] != 3:
+    image: Any = values.get("image")
+    fits = isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3
+    if values.get("camera") != camera or not fits:
         return None
     try:
         return Picture(image, int(values["number"]), float(values["moment"]), float(values["changed"]))
@@ -383,12 +433,10 @@ def _reading(frame: codec.Frame, device: str, run: Any) -> Optional[Reading]:
     try:
         if (values["device"], values["run"]) != (device, run):
             return None
-        twist, joints = (
-            None if part is None else np.array(part, np.float64) for part in (values["twist"], values["joints"])
-        )
+        parts = values["twist"], values["joints"]
+        twist, joints = (None if part is None else np.array(part, np.float64) for part in parts)
         shaped = (twist is None or twist.shape == (6,)) and (joints is None or joints.ndim == 1)
-        finite = all(part is None or np.isfinite(part).all() for part in (twist, joints))
-        if not (shaped and finite):
+        if not (shaped and all(part is None or np.isfinite(part).all() for part in (twist, joints))):
             return None
         buttons = tuple(pressed is True for pressed in values["buttons"])
         keys = tuple((int(n), str(key), down is True, float(at)) for n, key, down, at in values.get("keys", ()))

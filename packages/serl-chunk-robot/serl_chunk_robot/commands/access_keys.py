@@ -9,33 +9,27 @@ All files are 0600 in folders of 0700, and none is overwritten, but for "revoked
 
 from __future__ import annotations
 
-import json
 import os
-import re
 from pathlib import Path
-from typing import Any, Dict, Optional, Tuple
+from typing import Optional, Tuple
 
 from serl_chunk_robot.errors import ConfigError
 from serl_chunk_robot.safety.table import OPERATOR
-from serl_chunk_robot.wire.curve import Pair, check_folder, fingerprint, key_of, read
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+from serl_chunk_robot.wire import curve
 
 
 def make(folder: Path) -> str:
     """Make the server's keys; returns their fingerprint. Raises ConfigError, where there are some among others."""
-    path, pair = folder / "server.json", Pair.new()
+    path, pair = folder / "server.json", curve.Pair.new()
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        check_folder(folder)
-        (folder / "allowed").mkdir(mode=0o700, exist_ok=True)
-        check_folder(folder / "allowed")
-        _write_new(path, {"public": pair.public, "secret": pair.secret})
+        curve.make_folder(folder)
+        curve.make_folder(folder / "allowed")
+        curve.write(path, {"public": pair.public, "secret": pair.secret}, os.link)
     except FileExistsError as e:
         raise ConfigError(f"{path} exists already, and every client knows it. Admit a client with --add NAME.") from e
     except OSError as e:
         raise ConfigError(f"{folder} cannot hold keys: {e.strerror}. Give a folder of this user's.") from e
-    return fingerprint(pair.public)
+    return curve.fingerprint(pair.public)
 
 
 def add(folder: Path, name: str, out: Optional[Path] = None, *, operator: bool = False) -> Tuple[Path, str]:
@@ -50,69 +44,37 @@ def add(folder: Path, name: str, out: Optional[Path] = None, *, operator: bool =
     Raises:
         ConfigError: the folder has no server's keys, the name or the file is taken, or a file cannot be written.
     """
-    server, own, allowed = _server(folder), Pair.new(), _allowed(folder, name)
+    server, own, allowed = curve.server_pair(folder, curve.NO_SERVER), curve.Pair.new(), curve.client_file(folder, name)
     if allowed.exists():
         raise ConfigError(f"{allowed} exists already. Choose another name, or remove that file first.", parameter=name)
     out = folder.resolve().parent / f"{name}.json" if out is None else out
     role = {"role": OPERATOR} if operator else {}
     try:
-        _write_new(out, {"server": server.public, "secret": own.secret})
+        curve.write(out, {"server": server.public, "secret": own.secret}, os.link)
     except FileExistsError as e:
         raise ConfigError(f"{out} exists already. Choose another file with --out FILE.", parameter=name) from e
     except OSError as e:
         raise ConfigError(f"{out} cannot be written: {e.strerror}. Choose another file with --out FILE.",
                           parameter=name) from e  # fmt: skip
     try:
-        _place(allowed, {"public": own.public, **role}, os.link)
+        curve.write(allowed, {"public": own.public, **role}, os.link)
     except OSError as e:
         out.unlink()
         raise ConfigError(f"{allowed} cannot be written: {e.strerror}.", parameter=name) from e
-    return out, fingerprint(own.public)
+    return out, curve.fingerprint(own.public)
 
 
 def revoke(folder: Path, name: str) -> str:
     """Admit a client no longer; returns its key's fingerprint. Raises ConfigError."""
-    _server(folder)
-    path = _allowed(folder, name)
+    curve.server_pair(folder, curve.NO_SERVER)
+    path = curve.client_file(folder, name)
     if not path.exists():
         names = ", ".join(sorted(each.stem for each in path.parent.glob("[!.]*.json"))) or "none"
         raise ConfigError(f"no key of that name in {path.parent}. It has: {names}.", parameter=name)
-    values = read(path)
-    public = key_of(path, values, "public")
+    values = curve.read(path)
+    public = curve.key_of(path, values, "public")
     try:
-        _place(path, {**values, "revoked": True}, os.replace)
+        curve.write(path, {**values, "revoked": True})
     except OSError as e:
         raise ConfigError(f"{path} cannot be written: {e.strerror}. Remove it.", parameter=name) from e
-    return fingerprint(public)
-
-
-def _server(folder: Path) -> Pair:
-    path = folder / "server.json"
-    if not path.exists():
-        raise ConfigError(f"{folder} has no server's keys. Make them with the same command without --add or --revoke.")
-    return Pair.of_secret(key_of(path, read(path), "secret"))
-
-
-def _allowed(folder: Path, name: str) -> Path:
-    if not _NAME.fullmatch(name):
-        raise ConfigError("use 1..64 letters, digits, '-', '_' or '.', the first a letter or digit", parameter=name)
-    return folder / "allowed" / f"{name}.json"
-
-
-def _place(path: Path, values: Dict[str, Any], move: Any) -> None:
-    """Put a whole file in its place: a running server reads the folder twice a second. Raises OSError."""
-    part = path.with_name(f".{path.name}.part")
-    _write_new(part, values)
-    try:
-        move(str(part), str(path))
-    finally:
-        if part.exists():
-            part.unlink()
-
-
-def _write_new(path: Path, values: Dict[str, Any]) -> None:
-    """Write a file that only this user reads. Raises FileExistsError, OSError."""
-    with os.fdopen(os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        json.dump(values, file)
-        file.flush()
-        os.fsync(file.fileno())
+    return curve.fingerprint(public)

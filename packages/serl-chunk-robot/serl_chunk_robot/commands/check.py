@@ -43,6 +43,9 @@ class Stop(NamedTuple):
     leads_to: str
     provoke: Callable[[RobotCheck, RobotClient], object]
 
+    def is_in(self, state: Dict[str, Any]) -> bool:
+        return state["state"] == self.leads_to and self.word in state["word"]
+
 
 class RobotCheck:
     """One run of the check on a served robot that was cleared.
@@ -62,17 +65,19 @@ class RobotCheck:
         self.findings: List[Finding] = []
         self._seen: List[Dict[str, Any]] = []  # states since the check began
         self._spec: Dict[str, Any] = {}
-        self._profile = ""  # before the check
 
     def run(self) -> List[Finding]:
         """Run every part that the robot's state allows. Raises RobotError where no server answers."""
-        hello = self.operator.hello()
+        hello, before = self.operator.hello(), CAUTIOUS  # profile before the check
         self._spec = hello["spec"]
         self._joints = Joints.of(self._spec)
         try:
             self._check_file(hello)
             self._check_state()
-            self._limit()
+            before = self._seen[-1]["profile"]
+            if before != CAUTIOUS:
+                self._request("profile", name=CAUTIOUS)
+                self._show(f"profile {CAUTIOUS}, until the end of the check; it was {before}")
             for joint in range(len(self._joints.low)):
                 (self._check_gripper if joint in self._joints.grippers else self._check_joint)(joint)
             self._add(diagnosis.judge_effort(self._seen))
@@ -84,7 +89,11 @@ class RobotCheck:
         except _EndedError:
             pass
         finally:
-            self._limit_as_before()
+            if before != CAUTIOUS:
+                try:
+                    self._request("profile", name=before)
+                except RobotError as e:
+                    self._show(f"the profile stays {CAUTIOUS}: {e}")
         return self.findings
 
     def _add(self, finding: Finding) -> None:
@@ -153,19 +162,6 @@ class RobotCheck:
                 said, remedy = f"{said}; {apart.said}", apart.remedy
         return self._end("robot", said, remedy)
 
-    def _limit(self) -> None:
-        self._profile = self._seen[-1]["profile"]
-        if self._profile != CAUTIOUS:
-            self._request("profile", name=CAUTIOUS)
-            self._show(f"profile {CAUTIOUS}, until the end of the check; it was {self._profile}")
-
-    def _limit_as_before(self) -> None:
-        if self._profile not in ("", CAUTIOUS):
-            try:
-                self._request("profile", name=self._profile)
-            except RobotError as e:
-                self._show(f"the profile stays {CAUTIOUS}: {e}")
-
     # Motions.
 
     def _request(self, op: str, **arguments: Any) -> Dict[str, Any]:
@@ -207,14 +203,15 @@ class RobotCheck:
 
     def _check_joint(self, joint: int) -> None:
         self._show(f"moving joint {self._joints.name(joint)} by 2 degrees and back")
-        at, limits = self._seen[-1]["set_point"][joint], self._file.profiles[CAUTIOUS].limits
-        angle = ANGLE if at + ANGLE < limits.high[joint] else -ANGLE
+        angle = self._angle(joint, self._seen[-1]["set_point"])
         there = self._answer(joint, angle)
         back = self._answer(joint, -angle)
         self._add(back if there.status == OK else there)
 
+    def _angle(self, joint: int, at: np.ndarray) -> float:
+        return ANGLE if at[joint] + ANGLE < self._file.profiles[CAUTIOUS].limits.high[joint] else -ANGLE
+
     def _check_gripper(self, joint: int) -> None:
-        """Open it to near its end, and move it back."""
         self._show(f"closing gripper {self._joints.name(joint)} by a part, opening it, and leading it back")
         limits = self._file.profiles[CAUTIOUS].limits
         low, span = limits.low[joint], limits.high[joint] - limits.low[joint]
@@ -249,12 +246,8 @@ class RobotCheck:
             controller.request("arm", generation=self._next()["generation"])
             self._stream(controller, start)
             stop.provoke(self, controller)
-            before = self._next()
-            wanted = stop.leads_to
-            state = before
-            while (state["state"] != wanted or stop.word not in state["word"]) and (
-                state["moment"] - before["moment"] < WITHIN
-            ):
+            before = state = self._next()
+            while not stop.is_in(state) and state["moment"] - before["moment"] < WITHIN:
                 state = self._next()
         except RobotError as e:
             raise self._end(stop.name, str(e), remedy_of(str(e))) from e
@@ -262,22 +255,20 @@ class RobotCheck:
             controller.close()
         seconds = float(state["moment"] - before["moment"])
         travel = float(np.abs(state["set_point"] - before["set_point"]).max())
-        if state["state"] != wanted or stop.word not in state["word"]:
-            raise self._end(stop.name, f"{state['state']}: {state['word']}; expected {wanted}: {stop.word}",
+        if not stop.is_in(state):
+            raise self._end(stop.name, f"{state['state']}: {state['word']}; expected {stop.leads_to}: {stop.word}",
                             remedy_of(state["word"]))  # fmt: skip
-        said = f"{wanted} after {1e3 * seconds:.0f} ms and {travel:.4f} of way: {state['word']}"
+        said = f"{stop.leads_to} after {1e3 * seconds:.0f} ms and {travel:.4f} of way: {state['word']}"
         self._add(Finding(stop.name, OK, said, "", {"seconds": seconds, "travel": travel}))
         moved = start - state["set_point"]
-        if wanted != STOPPED:
+        if stop.leads_to != STOPPED:
             for joint in np.flatnonzero(np.abs(moved) > 1e-6).tolist():
                 self._jog(joint, moved[joint])
 
     def _stream(self, controller: RobotClient, start: np.ndarray) -> None:
         """Command the first joint slowly towards 2 degrees from `start`. Raises RobotError where the robot stops."""
-        limits = self._file.profiles[CAUTIOUS].limits
         state = controller.next_state()
-        began = sent = state["moment"]
-        angle = ANGLE if start[0] + ANGLE < limits.high[0] else -ANGLE
+        began, angle = state["moment"], self._angle(0, start)
         while state["moment"] - began < STREAM:
             share = min((state["moment"] - began) / (2 * STREAM), 1.0)
             controller.send_command(start + angle * share * (np.arange(len(start)) == 0))
@@ -295,17 +286,16 @@ class RobotCheck:
         A go is a person's: this program waits for it, and keeps the lease of `controller` that it is for.
         """
         first = state = self._next()
-        if state["state"] in states:
-            return True
-        self._show(f"to try {name!r}, look at the cell and run `serl-chunk robot {command}` within {PATIENCE:g} s")
-        while state["state"] not in states and state["moment"] - first["moment"] < PATIENCE:
+        if state["state"] not in states:
+            self._show(f"to try {name!r}, look at the cell and run `serl-chunk robot {command}` within {PATIENCE:g} s")
+        while state["state"] not in states:
+            if state["moment"] - first["moment"] >= PATIENCE:
+                self._add(Finding(name, SKIPPED, f"not tried: no operator's {command} came"))
+                return False
             state = self._next()
             if controller is not None and state["pass"] % 50 == 0:
                 controller.request("ping")
-        if state["state"] in states:
-            return True
-        self._add(Finding(name, SKIPPED, f"not tried: no operator's {command} came"))
-        return False
+        return True
 
     def reject(self, controller: RobotClient) -> None:
         """Send commands that are out of order."""

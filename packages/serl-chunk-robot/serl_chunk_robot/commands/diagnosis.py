@@ -116,10 +116,13 @@ def judge_answer(joint: int, before: Trace, moving: Trace, after: Trace, joints:
     too = [int(j) for j in np.argsort(-np.abs(moved) / quiet) if j != joint and abs(moved[j]) > quiet[j]]
     went = f"{moved[joint]:+.4f} measured for {sent:+.4f} commanded"
     if too:
-        other = joints.name(too[0])
+        other, (arm, other_arm) = too[0], ([a <= j < b for a, b in joints.arms] for j in (joint, too[0]))
         verb = "moved instead" if abs(share) < DEAD else "moved too"
-        return Finding(name, FAIL, f"joint {other} {verb} ({moved[too[0]]:+.4f}); {went}",
-                       _crossed(joint, too[0], joints), figures)  # fmt: skip
+        remedy = "Correct the order of the joints in the driver, of either command or measurement."
+        if arm != other_arm:
+            remedy = "Swap the arms' ports, or their names in the driver: another arm is commanded than is measured."
+        said = f"joint {joints.name(other)} {verb} ({moved[other]:+.4f}); {went}"
+        return Finding(name, FAIL, said, remedy, figures)
     for factor, which in ((DEGREES, "reads"), (1 / DEGREES, "takes")):
         if abs(abs(share) / factor - 1) < 0.15 and abs(moved[joint]) > 1e-5:
             return Finding(name, FAIL, went, f"The driver {which} degrees: convert them to rad.", figures)
@@ -135,13 +138,6 @@ def judge_answer(joint: int, before: Trace, moving: Trace, after: Trace, joints:
         return Finding(name, FAIL, went, f"Correct {scale} in the driver: command and measurement need one unit.",
                        figures)  # fmt: skip
     return _judge_motion(Finding(name, OK, f"answers: {went}", "", figures), joint, moving)
-
-
-def _crossed(joint: int, other: int, joints: Joints) -> str:
-    place = {j: (k, j - first) for k, (first, end) in enumerate(joints.arms) for j in range(first, end)}
-    if place[joint][0] != place[other][0]:
-        return "Swap the arms' ports, or their names in the driver: the command goes to another arm than is measured."
-    return "Correct the order of the joints in the driver, of either command or measurement."
 
 
 def _judge_motion(found: Finding, joint: int, moving: Trace) -> Finding:

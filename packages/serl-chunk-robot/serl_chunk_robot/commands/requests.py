@@ -9,12 +9,11 @@ from __future__ import annotations
 import signal
 import sys
 from time import monotonic
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Dict, List, Optional
 
 from serl_chunk_robot.client.client import UNCONFIRMED, RobotClient, RobotError
 from serl_chunk_robot.errors import ConfigError
 
-Ask = Callable[[str], None]
 MOVING = {  # command -> what Enter does
     "clear": "clear it: it is HELD then, and moves only after `go`",
     "go": "let that actor move it",
@@ -42,20 +41,17 @@ def ask_enter(question: str) -> None:
         raise RobotError("nothing was requested: the input ended before Enter")
 
 
-def agreed(
-    client: RobotClient, command: str, generation: Optional[int] = None, ask: Optional[Ask] = None
-) -> Dict[str, Any]:
+def agreed(client: RobotClient, command: str, generation: Optional[int] = None) -> Dict[str, Any]:
     """Show the robot's state to the operator, and return it once he agrees that `command` is carried out in it.
 
     Args:
         generation: that an earlier state was printed with, for scripts; None: ask at the terminal.
-        ask: in place of Enter at the terminal.
 
     Raises:
         ConfigError: there is no terminal, and no generation.
         RobotError: no state came.
     """
-    if command == "go" and ask is None and not at_terminal():
+    if command == "go" and not at_terminal():
         raise ConfigError("go: only a key press at a terminal lets an actor move the robot (the input is none)")
     name = client.hello()["robot"]
     state = client.next_state()
@@ -63,13 +59,13 @@ def agreed(
         raise RobotError("no actor holds the lease, so that there is none to let go on. Start the actor first")
     if generation is not None:
         return {**state, "generation": generation}
-    if ask is None and not at_terminal():
+    if not at_terminal():
         raise ConfigError(f"{command}: at no terminal it needs the generation that `status` printed with the state "
                           "which you looked at", parameter="--generation")  # fmt: skip
     print(shown(name, state))
     if command == "go":
         print(f"{state['controller']} (process {state['process']}) moves it after go")
-    (ask or ask_enter)(f"Look at the cell. Enter: {MOVING[command]}.")
+    ask_enter(f"Look at the cell. Enter: {MOVING[command]}.")
     return state
 
 
@@ -81,12 +77,9 @@ def shown(name: str, state: Dict[str, Any]) -> str:
     return f"{name}  {state['state']}{held}: {state['word']} ({ago}, generation {state['generation']})"
 
 
-def send_moving(
-    client: RobotClient, command: str, arguments: Dict[str, Any], generation: Optional[int] = None,
-    ask: Optional[Ask] = None,
-) -> str:  # fmt: skip
+def send_moving(client: RobotClient, command: str, arguments: Dict[str, Any], generation: Optional[int] = None) -> str:
     """Send a command that lets something move, once its operator agrees; returns what to print. See `agreed`."""
-    state = agreed(client, command, generation, ask)
+    state = agreed(client, command, generation)
     if command == "go":
         arguments = {"controller": state["controller"], "process": state["process"]}
     reply = client.request(command.replace("-", "_"), generation=state["generation"], **arguments)
@@ -105,12 +98,12 @@ def send_calming(client: RobotClient, command: str) -> str:
     return f"{reply['state']}: {reply['word']}"
 
 
-def end_day(client: RobotClient, generation: Optional[int] = None, ask: Optional[Ask] = None) -> str:
+def end_day(client: RobotClient, generation: Optional[int] = None) -> str:
     """Let the server park the robot and then switch its torque off; returns what to print.
 
     Ctrl-C holds the robot, and torque stays on. Raises RobotError with the robot's state where it was not ended.
     """
-    shown_state = agreed(client, "end", generation, ask)
+    shown_state = agreed(client, "end", generation)
     pressed: List[int] = []
     # An exception of a signal could be lost in a library's code, and the robot would be taken for parked.
     before = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))

@@ -128,7 +128,6 @@ class DriverStop:
         self._pending = None if answered else (since, level, why)
 
     def used_own_means(self) -> bool:
-        """Whether the driver stopped the robot without the loop since the last call."""
         used, self._own_means = self._own_means, False
         return used
 

@@ -16,15 +16,13 @@ from typing import Callable, Dict, NamedTuple, Optional, Tuple
 import numpy as np
 
 from serl_chunk_robot.control.border import ANSWER, Border, DriverStop, brake_alone, text_of
-from serl_chunk_robot.control.grip import GRIP, Grip
 from serl_chunk_robot.control.own_motion import Motion, OwnMotion, Resistance
 from serl_chunk_robot.control.pursuit import Pursuit
 from serl_chunk_robot.control.track import Commands
 from serl_chunk_robot.drivers.base import Driver, DriverError, Event, Reading
 from serl_chunk_robot.safety.gate import Command, Gate
-from serl_chunk_robot.safety.limits import Limits
 from serl_chunk_robot.safety.measured import Measured, Sample
-from serl_chunk_robot.safety.motion import SetPoint, braked
+from serl_chunk_robot.safety.motion import GripLimits, Limits, SetPoint, braked
 from serl_chunk_robot.safety.table import BRAKE, HELD, HOLD, MOVE, OPERATOR, RUN, SERVER, STOPPED, Machine, Transition
 from serl_chunk_robot.safety.watchdog import Watchdog
 
@@ -34,6 +32,41 @@ GAP = 0.1  # s between two passes, or in one before its set point is sent: nothi
 GO_LASTS = 600.0  # s in HOLD, after which an operator has to say go again
 CALMS = ("stop", "hold", "release", "lost", "moved")  # are obeyed whatever generation they are of
 CATCHING_UP = "catching_up"  # the reason of a pass that the gate left alone, and that led back onto the path
+GIVE = 0.02  # of a gripper's range: how far below the measured place a relaxed one still aims
+GRIP = "grip"  # the reason of a pass in which a gripper was relaxed
+
+
+class Grip:
+    """Grippers under the limits of a profile; without such limits it changes no goal.
+
+    Seconds above the effort add up, and those below are taken off again, so that a short rest is no new beginning.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._of = limits.grip or GripLimits(np.full(len(limits.low), np.inf))
+        self._give = GIVE * (limits.high - limits.low)
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget what was measured: the robot was stopped, and its grippers may have been opened by hand."""
+        self._pressed = np.zeros_like(self._give)  # s
+        self._floor = np.full_like(self._give, -np.inf)  # the least goal of a relaxed gripper
+
+    def measured(self, q: np.ndarray, effort: np.ndarray, dt: float) -> None:
+        """Take a believed sample, float64[J] each, `dt` seconds after the last one."""
+        hard = np.abs(effort) > self._of.effort
+        self._pressed = np.maximum(self._pressed + np.where(hard, dt, -dt), 0.0)
+        late = hard & (self._pressed > self._of.seconds) & np.isneginf(self._floor)
+        self._floor = np.where(late, q - self._give, self._floor)
+
+    def goal(self, goal: np.ndarray) -> Tuple[np.ndarray, bool]:
+        """The goal, float64[J], with relaxed grippers in their places, and whether one was relaxed."""
+        opens = goal >= self._floor
+        if opens.all():
+            self._floor[:] = -np.inf
+            return goal, False
+        self._floor[opens] = -np.inf
+        return np.maximum(goal, self._floor), True
 
 
 class Refused(Exception):
@@ -135,8 +168,11 @@ class RobotLoop:
         done = self._apply(event, role, by=by, now=now, detail=detail)
         if done.row is None:
             raise Refused(done.word)
-        if event == "clear":
-            self._cleared()
+        if event == "clear":  # the set point stays; where it is not known, it is the measured pose
+            self._unsent = None
+            self._grip.begin()
+            if self._at is None and self._measured.good is not None:
+                self._at = SetPoint.standing(self._measured.good.q)
         elif event == "arm":
             self._commands.begin(now)
         elif event in ("release", "hold", "lost", "moved"):
@@ -156,13 +192,7 @@ class RobotLoop:
                 f"({machine.state}: {machine.word}). Look at it, and request again."
             )
 
-    @property
-    def held(self) -> Optional[Tuple[str, float]]:
-        """By whom the robot is held, and since when, s of the loop's clock; None outside HELD."""
-        return (self.machine.held_by, self._since) if self.machine.state == HELD else None
-
     def shown_hold(self, now: float) -> str:
-        """Say who holds the robot, and how it goes on."""
         return (f"the robot is held by {self.machine.held_by} for {max(now - self._since, 0.0):.0f} s. Look at the "
                 "cell; then run `serl-chunk robot go`, or press the console's or the page's key to go on")  # fmt: skip
 
@@ -216,14 +246,6 @@ class RobotLoop:
         if self.causes:
             raise Refused("clear: {}".format("; ".join(map(" ".join, self.causes.items()))))
 
-    def _cleared(self) -> None:
-        """Keep the set point; where it is not known, take the measured pose."""
-        self._unsent = None
-        self._grip.begin()
-        assert self._measured.good is not None
-        if self._at is None:
-            self._at = SetPoint.standing(self._measured.good.q)
-
     def _torque_off(self, now: float) -> None:
         self._at = None
         self._stopping.forget()
@@ -235,7 +257,6 @@ class RobotLoop:
     # Each pass.
 
     def run_pass(self, now: float) -> Status:
-        """One pass at the moment `now`, s."""
         moments = now, self._clock()
         if self._last_pass is None:
             self._since = now
@@ -265,9 +286,10 @@ class RobotLoop:
 
     def _status(self, now: float, factor: float, reason: str, events: Tuple[Event, ...]) -> Status:
         machine = self.machine
+        held = (machine.held_by, self._since) if machine.state == HELD else None
         return Status(now, machine.state, machine.word, machine.generation, self.set_point, self._reading,
                       self._commands.number, factor, reason, events, self._stopping.answered, self.motion.number,
-                      self.motion.done, self._since, self.held)  # fmt: skip
+                      self.motion.done, self._since, held)  # fmt: skip
 
     def _read(self, now: float, before: Dict[str, str]) -> None:
         self._newest = None
@@ -404,7 +426,6 @@ class RobotLoop:
         return done
 
     def _stop(self, event: str, detail: str, now: float, before: Dict[str, str]) -> None:
-        """Stop by an event of the server's, once for each cause that lasts."""
         self.causes[event] = detail
         if event not in before or STOPPED not in (self.machine.state, self.machine.then):
             self._apply(event, SERVER, now=now, detail=detail)

@@ -10,14 +10,11 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 
 import numpy as np
 
-from serl_chunk_robot.control.own_motion import Resistance
-from serl_chunk_robot.control.yielding import Yielding
+from serl_chunk_robot.control.own_motion import Resistance, Yielding
 from serl_chunk_robot.drivers.base import Reading
 from serl_chunk_robot.errors import ConfigError
-from serl_chunk_robot.geometry.inverse import along, lifted, polynomial, pose_frame, reach
-from serl_chunk_robot.geometry.kinematics import Arms
-from serl_chunk_robot.safety.limits import Limits
-from serl_chunk_robot.safety.motion import SetPoint
+from serl_chunk_robot.geometry.kinematics import Arms, along, lifted, polynomial, pose_frame, reach
+from serl_chunk_robot.safety.motion import Limits, SetPoint
 
 SPEED = 0.3  # of the profile's velocity, acceleration and jerk
 STANDS = 1.0  # s between the beep and the first motion
@@ -49,6 +46,11 @@ class Step(NamedTuple):
     stands: float = 0.0  # s, at the end
     relieve: bool = False  # the tips' set points go to where the tips are measured: they press on nothing any more
     new_object: bool = False  # also in a reset for a new object
+
+    @classmethod
+    def to(cls, pose: Union[Sequence[float], np.ndarray]) -> Step:
+        """Return the step that leads all joints to a pose, float64[J]."""
+        return cls(np.array(pose, np.float64), np.zeros(len(pose)), np.zeros(len(pose)))
 
     def due(self, episode: int, new_object: bool) -> bool:
         """Whether the step is taken in the reset of an episode."""
@@ -124,10 +126,7 @@ class StepSequence(Yielding):
         start: set point of the robot, which stands, float64[J].
         steps: with the name that each has in an error.
         limits: of the profile.
-        effort: float64[J]: a larger one, of either sign, ends the motion; see Yielding.
-        grippers: which joints are grippers; see Yielding.
-        beep: called once, before the robot moves.
-        stands: seconds that it stands after the beep.
+        effort, grippers, beep, stands: see Yielding.
         set: the driver's.
         arms: their kinematics, for steps that lift a tip, or bring it to a pose.
 
@@ -141,11 +140,10 @@ class StepSequence(Yielding):
         set: Callable[[str, Any], None] = lambda name, value: None, rng: Optional[np.random.Generator] = None,
         arms: Optional[Arms] = None, grippers: Sequence[int] = (),
     ) -> None:  # fmt: skip
-        super().__init__(limits, effort, grippers)
+        super().__init__(limits, effort, grippers, beep, stands)
         self.draws: Dict[str, np.ndarray] = {}  # step's name -> what was drawn, float64[J]
-        self._beep, self._stands, self._set = beep, stands, set
+        self._set = set
         self._todo: List[Tuple[Step, np.ndarray]] = []
-        self._began: Optional[float] = None
         self._glide: Optional[MinimumJerkMove] = None
         self._there: Optional[float] = None  # since when the robot is at a step's end
         self._proceed = False
@@ -167,18 +165,8 @@ class StepSequence(Yielding):
         self._proceed = self.waiting
         return self.waiting
 
-    def advance(self, at: SetPoint, reading: Reading, now: float) -> Optional[np.ndarray]:
-        """The next goal, float64[J]; None once the motion is done.
-
-        Raises:
-            Resistance: the gate keeps the robot from a goal.
-            DriverError: of the driver's `set`.
-        """
-        if self._began is None:
-            self._began = now
-            self._beep()
-        if now - self._began < self._stands:
-            return at.position
+    def advance(self, at: SetPoint, reading: Reading, since: float, now: float) -> Optional[np.ndarray]:
+        """Return the next goal. Raises Resistance where the gate keeps the robot from one, and what `set` raises."""
         while self._todo:
             step, way = self._todo[0]
             if self._glide is None:
@@ -229,8 +217,8 @@ class Reset(StepSequence):
         self._scene = scene
         self._placed = float("-inf")
 
-    def advance(self, at: SetPoint, reading: Reading, now: float) -> Optional[np.ndarray]:
-        goal = super().advance(at, reading, now)
+    def advance(self, at: SetPoint, reading: Reading, since: float, now: float) -> Optional[np.ndarray]:
+        goal = super().advance(at, reading, since, now)
         if goal is None and self._scene is not None:
             scene, self._scene, self._placed = self._scene, None, now
             scene()
@@ -240,23 +228,19 @@ class Reset(StepSequence):
         return None if settled else at.position
 
 
-class Park(StepSequence):
-    """The way to the pose, float64[J], in which the robot may lose its torque; see StepSequence."""
-
-    def __init__(self, start: np.ndarray, pose: np.ndarray, limits: Limits, **more: Any) -> None:
-        still = np.zeros(len(start))
-        super().__init__(start, [("park", Step(np.array(pose, np.float64), still, still))], limits, **more)
+def park(start: np.ndarray, pose: np.ndarray, limits: Limits, **more: Any) -> StepSequence:
+    """Return the way to the pose, float64[J], in which the robot may lose its torque; see StepSequence."""
+    return StepSequence(start, [("park", Step.to(pose))], limits, **more)
 
 
-class Jog(StepSequence):
-    """One joint by an angle (rad, or a gripper's own unit), at once; see StepSequence. ConfigError: no such joint."""
+def jog(start: np.ndarray, joint: int, angle: float, limits: Limits, **more: Any) -> StepSequence:
+    """Return the way of one joint by an angle (rad, or a gripper's own unit), at once; see StepSequence.
 
-    def __init__(self, start: np.ndarray, joint: int, angle: float, limits: Limits, **more: Any) -> None:
-        size = len(start)
-        _check_jog(size, joint, angle)
-        add = np.where(np.arange(size) == joint, angle, 0.0)
-        step = Step(np.full(size, np.nan), add, np.zeros(size))
-        super().__init__(start, [("angle", step)], limits, **{"stands": 0.0, **more})
+    Raises ConfigError for no such joint.
+    """
+    way = _jogged(len(start), joint, angle)
+    step = Step(np.full(len(start), np.nan), way, np.zeros(len(start)))
+    return StepSequence(start, [("angle", step)], limits, **{"stands": 0.0, **more})
 
 
 class Oscillation(Yielding):
@@ -275,10 +259,9 @@ class Oscillation(Yielding):
         self, start: np.ndarray, joint: int, angle: float, limits: Limits, *, effort: Optional[np.ndarray] = None,
         beep: Callable[[], None] = lambda: None, stands: float = STANDS, grippers: Sequence[int] = (),
     ) -> None:  # fmt: skip
-        super().__init__(limits, effort, grippers)
-        _check_jog(len(start), joint, angle)
+        super().__init__(limits, effort, grippers, beep, stands)
         size = abs(angle)
-        self._way, self._start = np.where(np.arange(len(start)) == joint, size, 0.0), np.array(start, np.float64)
+        self._way, self._start = np.abs(_jogged(len(start), joint, angle)), np.array(start, np.float64)
         if not size:
             raise ConfigError("0, expected a number above or below it", parameter="angle")
         _check("angle", self._start, self._way, self._start, limits)
@@ -288,15 +271,8 @@ class Oscillation(Yielding):
         if self._seconds > LONGEST_SWING:
             raise ConfigError(f"{angle:g} takes {self._seconds:.0f} s within the profile, expected {LONGEST_SWING:g} s "
                               "at most. Choose a smaller one, or another profile", parameter="angle")  # fmt: skip
-        self._beep, self._stands = beep, stands
-        self._began: Optional[float] = None
 
-    def advance(self, at: SetPoint, reading: Reading, now: float) -> Optional[np.ndarray]:
-        """The next goal, float64[J]; None once the motion is done."""
-        if self._began is None:
-            self._beep()
-            self._began = now + self._stands
-        since = now - self._began
+    def advance(self, at: SetPoint, reading: Reading, since: float, now: float) -> Optional[np.ndarray]:
         if since >= self._seconds:
             return None
         ramp = np.clip(np.array([since, self._seconds - since]) / (0.5 * self._period), 0.0, 1.0)  # from rest to rest
@@ -304,11 +280,12 @@ class Oscillation(Yielding):
         return self._start + self._way * (share * np.sin(2 * np.pi * since / self._period))  # type: ignore[no-any-return]
 
 
-def _check_jog(size: int, joint: int, angle: float) -> None:
+def _jogged(size: int, joint: int, angle: float) -> np.ndarray:
     if not 0 <= joint < size:
         raise ConfigError(f"{joint}, expected a joint from 0 to {size - 1}", parameter="joint")
     if not np.isfinite(angle):
         raise ConfigError(f"{angle}, expected a finite number", parameter="angle")
+    return np.where(np.arange(size) == joint, angle, 0.0)
 
 
 def _minimal_jerk(time: np.ndarray) -> np.ndarray:

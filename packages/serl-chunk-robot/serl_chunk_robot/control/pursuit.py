@@ -11,8 +11,7 @@ from typing import Optional, Tuple, Union
 
 import numpy as np
 
-from serl_chunk_robot.safety.limits import Limits
-from serl_chunk_robot.safety.motion import SetPoint, braked, stopping_distance
+from serl_chunk_robot.safety.motion import Limits, SetPoint, braked, stopping_distance
 
 Number = Union[int, np.ndarray]
 

@@ -10,8 +10,8 @@ HOSTED: Dict[str, str] = {
     "lerobot": "serl_chunk_robot.devices.lerobot_teleoperator:LeRobotTeleoperator",
     "gello": "serl_chunk_robot.devices.gello:Gello",
     "spacemouse": "serl_chunk_robot.devices.spacemouse:SpaceMouse",
-    "gamepad": "serl_chunk_robot.devices.gamepad:Gamepad",
-    "keyboard": "serl_chunk_robot.devices.evdev_keys:Keyboard",
-    "pedal": "serl_chunk_robot.devices.evdev_keys:FootPedal",
+    "gamepad": "serl_chunk_robot.devices.evdev_device:Gamepad",
+    "keyboard": "serl_chunk_robot.devices.evdev_device:Keyboard",
+    "pedal": "serl_chunk_robot.devices.evdev_device:FootPedal",
 }
 """What a table [[device]] of a robot's file may name -> the module and what opens the device from options."""

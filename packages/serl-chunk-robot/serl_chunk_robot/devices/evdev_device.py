@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import select
 import time
 from collections import deque
-from pathlib import Path
-from typing import Any, Callable, Deque, Dict, List, Mapping, Set
+from typing import Any, Callable, Collection, Deque, Dict, List, Mapping, NamedTuple, Sequence, Set, Tuple
 
-from serl_chunk_robot.devices.base import DeviceError, KeyEvent, listed
+import numpy as np
+
+from serl_chunk_robot.devices.base import AXES, DeviceError, KeyEvent, Sample, listed
 from serl_chunk_robot.devices.polling import PolledDevice
+from serl_chunk_robot.drivers.base import linked, vendor
 
 BY_ID = "/dev/input/by-id"  # links with maker, model and serial number, which udev makes
 WAITS = 0.05  # s for an event
 LIFTS = 1.0  # s for keys that are down before a grab
 KEPT = 1024  # key events that were not fetched yet
 SAME = {"KPENTER": "enter", "ESC": "escape", **{f"KP{n}": str(n) for n in range(10)}}  # as a terminal names them
+# Letters and keys that mean nothing to the console: i and k tilt, j and l turn, o and m roll.
+MOVES = {
+    "up": (0, 1.0), "down": (0, -1.0), "left": (1, 1.0), "right": (1, -1.0), "pageup": (2, 1.0), "pagedown": (2, -1.0),
+    "o": (3, 1.0), "m": (3, -1.0), "i": (4, 1.0), "k": (4, -1.0), "j": (5, 1.0), "l": (5, -1.0),
+}  # fmt: skip
+BUTTONS = ("z", "v")  # that close and open a gripper
+PEDALS = {"left": "a", "middle": "b", "right": "c"}  # as foot switches type, unless another program set them
+PAD_BUTTONS = (
+    "BTN_SOUTH", "BTN_EAST", "BTN_NORTH", "BTN_WEST", "BTN_TL", "BTN_TR", "BTN_SELECT", "BTN_START", "BTN_MODE",
+    "BTN_THUMBL", "BTN_THUMBR",
+)  # fmt: skip
+PAD_NAMES = tuple(name[4:].lower() for name in PAD_BUTTONS)
+STICKS = {"ABS_Y": (0, -1.0), "ABS_X": (1, -1.0), "ABS_RY": (4, -1.0), "ABS_RX": (5, -1.0)}  # up and left are negative
+TRIGGERS = {"ABS_RZ": (2, 1.0), "ABS_Z": (2, -1.0)}
+CROSS = {"ABS_HAT0X": (3, 1.0)}
 
 
 class EvdevDevice(PolledDevice):
@@ -83,7 +99,6 @@ class EvdevDevice(PolledDevice):
             device.close()  # ungrabs it, too
 
     def _take_events(self) -> None:
-        """Wait for events and take in those that are there. Raises OSError if the device is gone."""
         if not select.select([self._device.fileno()], [], [], WAITS)[0]:
             return
         now, codes = self._clock(), self._codes
@@ -102,7 +117,6 @@ class EvdevDevice(PolledDevice):
                     self._moved(event.code, event.value)
 
     def _resume(self, now: float) -> None:
-        """Take over the state of all keys and axes, where events were lost."""
         active = set(self._device.active_keys())
         for code in sorted(active ^ self._held):
             self._press(code, code in active, now)
@@ -116,13 +130,8 @@ class EvdevDevice(PolledDevice):
 
 def library() -> Any:
     """Import evdev. Raises DeviceError with the command that installs it."""
-    try:
-        return importlib.import_module("evdev")
-    except ImportError as e:
-        raise DeviceError(
-            f"evdev cannot be imported ({e}). Run: pip install 'serl-chunk[devices]' (at a robot's PC "
-            "'serl-chunk-robot[devices]'; it is compiled: sudo apt install gcc linux-libc-dev)"
-        ) from e
+    at_robot = "at a robot's PC 'serl-chunk-robot[devices]'; it is compiled: sudo apt install gcc linux-libc-dev"
+    return vendor("evdev", DeviceError, f"Run: pip install 'serl-chunk[devices]' ({at_robot})")
 
 
 def key_codes(codes: Any) -> Dict[str, int]:
@@ -140,14 +149,169 @@ def key_codes(codes: Any) -> Dict[str, int]:
 
 def find(device: str) -> str:
     """Return the path of a device. Raises DeviceError for none, several, or one that may not be read."""
-    links = sorted(Path(BY_ID).glob("*-event-*"))
-    if "/" in device:
-        found = [Path(device)] if Path(device).exists() else []
-    else:
-        found = [link for link in links if device and device in link.name]
-    if len(found) != 1:
-        what = f"{len(found)} devices have this in their names" if found else "no such device. Is it plugged in?"
-        raise DeviceError(f"{device!r}: {what} (in {BY_ID}: {listed([link.name for link in links])})")
-    if not os.access(found[0], os.R_OK):
-        raise DeviceError(f"{found[0]}: not permitted. Run: sudo usermod -aG input $USER, and log in anew")
-    return str(found[0])
+    path = linked(device, BY_ID, "*-event-*", "device", DeviceError)
+    if not os.access(path, os.R_OK):
+        raise DeviceError(f"{path}: not permitted. Run: sudo usermod -aG input $USER, and log in anew")
+    return str(path)
+
+
+class Keyboard(EvdevDevice):
+    """A keyboard whose keys move while they are held, and whose other keys are events.
+
+    It is grabbed: use a second keyboard, as Ctrl-C of the grabbed one reaches no terminal. Keys that move, and those of
+    `buttons`, are not among the events of `keys()`, so that no key both moves and means something else.
+
+    Args:
+        device: a path, or part of the name of one link in /dev/input/by-id.
+        moves: key -> (number of the axis, 1 or -1). Opposite keys add up to 0.
+        buttons: keys of the reading's buttons.
+
+    Raises:
+        DeviceError: as `EvdevDevice`; an unknown key, or one with two meanings.
+    """
+
+    def __init__(
+        self, device: str, moves: Mapping[str, Tuple[int, float]] = MOVES, buttons: Sequence[str] = BUTTONS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._moves, self._buttons = moves, tuple(buttons)
+        super().__init__(device, clock)
+
+    def _names(self) -> Mapping[int, str]:
+        codes = key_codes(self._codes)
+        wanted = [*self._moves, *self._buttons]
+        _check_keys(wanted, codes, "moves, buttons")
+        self._axis = {codes[key]: move for key, move in self._moves.items()}
+        self._pressed = [codes[key] for key in self._buttons]
+        named = {code: name for name, code in codes.items() if name not in wanted}
+        keypad = {self._codes.ecodes[f"KEY_{key}"]: name for key, name in SAME.items()}
+        return {**named, **{code: name for code, name in keypad.items() if name not in wanted}}
+
+    def _look(self) -> Sample:
+        self._take_events()
+        twist = np.zeros(AXES)
+        for code in self._held & set(self._axis):
+            axis, sign = self._axis[code]
+            twist[axis] += sign
+        buttons = tuple(code in self._held for code in self._pressed)
+        return Sample(np.clip(twist, -1.0, 1.0), None, buttons, self._clock(), True)
+
+
+class FootPedal(EvdevDevice):
+    """Pedals, which the computer takes for keys. They move nothing; the reading's buttons are the pedals in order.
+
+    Args:
+        device: a path, or part of the name of one link in /dev/input/by-id.
+        pedals: name -> key. The names are those of the events.
+
+    Raises:
+        DeviceError: as `EvdevDevice`; an unknown key, or one of two pedals.
+    """
+
+    def __init__(
+        self, device: str, pedals: Mapping[str, str] = PEDALS, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._pedals = dict(pedals)
+        self.pedals = tuple(self._pedals)
+        super().__init__(device, clock)
+
+    def _names(self) -> Mapping[int, str]:
+        codes = key_codes(self._codes)
+        _check_keys([*self._pedals.values()], codes, "pedals")
+        return {codes[key]: name for name, key in self._pedals.items()}
+
+    def _look(self) -> Sample:
+        self._take_events()
+        return Sample(None, None, tuple(code in self._held for code in self._named), self._clock(), True)
+
+
+def _check_keys(keys: Sequence[str], codes: Dict[str, int], parameter: str) -> None:
+    for key in keys:
+        if key not in codes:
+            raise DeviceError(f"{key!r}, expected keys of: {listed(sorted(codes))}", parameter=parameter)
+        if keys.count(key) > 1:
+            raise DeviceError(f"{key!r} has two meanings, expected one. Choose another key", parameter=parameter)
+
+
+class _Axis(NamedTuple):
+    """Where an absolute axis leads."""
+
+    number: int  # of the twist
+    sign: float
+    rests: int  # its position at rest
+    span: float  # from there to the nearer end
+    dead: float  # share of the span that counts as rest
+
+
+class Gamepad(EvdevDevice):
+    """A gamepad whose axes and buttons have the kernel's names, as those of Xbox and PlayStation pads.
+
+    Left stick: x forward, y left. Triggers: the right one up, the left one down. Right stick: pitch and yaw. Cross:
+    roll. The reading's buttons, and the events of `keys()`: south, east, north, west, tl, tr, select, start, mode,
+    thumbl, thumbr. South is A or the cross, tl the left button above the trigger.
+
+    It reports changes alone: a pad whose radio fails silently keeps its last stick. Use a dead man's button.
+
+    Args:
+        device: a path, or part of the name of one link in /dev/input/by-id.
+        dead_zone: share of a stick's way around its middle that is rest, or the pad's own if that is larger.
+        keys: names of buttons that are an operator's keys: events alone, never pressed in the reading.
+
+    Raises:
+        DeviceError: as `EvdevDevice`; a device without two sticks, or a dead zone outside [0, 1).
+    """
+
+    def __init__(
+        self, device: str, dead_zone: float = 0.1, clock: Callable[[], float] = time.monotonic,
+        keys: Collection[str] = (),
+    ) -> None:  # fmt: skip
+        if not 0 <= dead_zone < 1:
+            raise DeviceError(f"{dead_zone!r}, expected a share from 0, below 1", parameter="dead_zone")
+        self._dead_zone, self._keys = dead_zone, frozenset(keys)
+        self._axes: Dict[int, _Axis] = {}
+        self._positions: Dict[int, int] = {}
+        super().__init__(device, clock)
+
+    def _names(self) -> Mapping[int, str]:
+        return {self._codes.ecodes[name]: shown for name, shown in zip(PAD_BUTTONS, PAD_NAMES)}
+
+    def _check(self) -> None:
+        there = dict(self._device.capabilities(absinfo=True).get(self._codes.EV_ABS, ()))
+        codes = self._codes.ecodes
+        missing = [name for name in STICKS if codes[name] not in there]
+        if missing:
+            raise DeviceError(
+                f"{self.name}: no gamepad with two sticks, it lacks {listed(missing)}. Name another device"
+            )
+        self._axes, self._positions = {}, {}
+        for name, (number, sign) in {**STICKS, **TRIGGERS, **CROSS}.items():
+            info = there.get(codes[name])
+            if info is None or info.max <= info.min:
+                continue
+            rests = info.min if name in TRIGGERS else (info.min + info.max) // 2
+            span = float(info.max - rests if name in TRIGGERS else min(info.max - rests, rests - info.min))
+            dead = max(self._dead_zone, info.flat / span) if name in STICKS else 0.0
+            self._axes[codes[name]] = _Axis(number, sign, rests, span, min(dead, 0.9))
+        self._read_axes()
+
+    def _read_axes(self) -> None:
+        for code in self._axes:
+            self._positions[code] = self._device.absinfo(code).value
+
+    def _resume(self, now: float) -> None:
+        super()._resume(now)
+        self._read_axes()
+
+    def _moved(self, code: int, value: int) -> None:
+        if code in self._axes:
+            self._positions[code] = value
+
+    def _look(self) -> Sample:
+        self._take_events()
+        twist = np.zeros(AXES)
+        for code, axis in self._axes.items():
+            share = (self._positions[code] - axis.rests) / axis.span
+            beyond = max(abs(share) - axis.dead, 0.0) / (1.0 - axis.dead)
+            twist[axis.number] += axis.sign * np.copysign(beyond, share)
+        buttons = tuple(code in self._held and name not in self._keys for code, name in self._named.items())
+        return Sample(np.clip(twist, -1.0, 1.0), None, buttons, self._clock(), True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import time
 from typing import Any, Callable, List, Optional, Sequence
@@ -11,6 +10,7 @@ import numpy as np
 
 from serl_chunk_robot.devices.base import DeviceError, Sample
 from serl_chunk_robot.devices.polling import PolledDevice
+from serl_chunk_robot.drivers.base import vendor
 
 PROTOCOL = 2.0
 POSITION, LENGTH = 132, 4  # register and bytes of an X servo's position
@@ -69,10 +69,7 @@ class Gello(PolledDevice):
         super().__init__(port, clock)
 
     def _open(self) -> None:
-        try:
-            sdk: Any = importlib.import_module("dynamixel_sdk")
-        except ImportError as e:
-            raise DeviceError(f"dynamixel_sdk cannot be imported ({e}). Run: pip install dynamixel-sdk") from e
+        sdk = vendor("dynamixel_sdk", DeviceError, "Run: pip install dynamixel-sdk")
         self._sdk, self._port = sdk, sdk.PortHandler(self.name)
         try:
             opened = self._port.setBaudRate(self._baud)  # opens it
@@ -112,7 +109,6 @@ class Gello(PolledDevice):
             port.closePort()
 
     def _angles(self) -> Optional[np.ndarray]:
-        """Read all servos, rad; None where one did not answer, or not in time."""
         if self._group.txRxPacket() != self._sdk.COMM_SUCCESS:
             return None
         raw: List[int] = [self._group.getData(servo, POSITION, LENGTH) for servo in self._ids]

@@ -9,8 +9,7 @@ from typing import Any, Callable, Dict, Sequence, Tuple
 import numpy as np
 
 from serl_chunk_robot.devices.base import SILENT, DeviceError, Sample, lifeless
-from serl_chunk_robot.drivers.aloha_arms import FIRST_STATE, MOTORS, Ros
-from serl_chunk_robot.drivers.aloha_gripper import Gripper
+from serl_chunk_robot.drivers.aloha_arms import FIRST_STATE, MOTORS, Gripper, Ros
 from serl_chunk_robot.drivers.aloha_ros1 import Ros1
 from serl_chunk_robot.drivers.aloha_ros2 import Ros2
 from serl_chunk_robot.drivers.base import DriverError
@@ -92,7 +91,6 @@ class LeaderArms:
         return lifeless(sample) if dead else sample
 
     def close(self) -> None:
-        """Leave the graph. Readings are not alive from then on."""
         self._ros.close()
 
     def _heard(self, arm: str, message: Any, stamp: float) -> None:

@@ -13,16 +13,14 @@ from typing import NamedTuple, Optional, Tuple
 import numpy as np
 
 from serl_chunk_robot.control.motions import Step, StepSequence
-from serl_chunk_robot.control.own_motion import Resistance
 from serl_chunk_robot.control.pursuit import Pursuit
 from serl_chunk_robot.devices.base import FAILED, KEEPS, MOVES, THERE, WAITS, DriveStatus, Sample
-from serl_chunk_robot.devices.lerobot_motors import LeRobotMotors
 from serl_chunk_robot.devices.neutral import APART
-from serl_chunk_robot.drivers.base import Reading
+from serl_chunk_robot.drivers.base import Reading, why
+from serl_chunk_robot.drivers.lerobot_library import LeRobotMotors
 from serl_chunk_robot.errors import SerlChunkError
 from serl_chunk_robot.safety.gate import Gate
-from serl_chunk_robot.safety.limits import Limits
-from serl_chunk_robot.safety.motion import Rates, SetPoint
+from serl_chunk_robot.safety.motion import Limits, Rates, SetPoint
 
 logger = logging.getLogger(__name__)
 
@@ -88,20 +86,16 @@ class LeaderDrive:
             if permission is not None and permission.number not in (status.number, self._ended[0]):
                 self._begin(permission, sample.joints, now)
             return
-        ended, why = self._ended
-        if ended == status.number:
-            self._leave(why)
-            return
-        why = self._hindrance(permission, sample, now)
-        if why or permission is None:
-            self._leave(why)
+        ended, reason = self._ended
+        if ended != status.number:
+            reason = self._hindrance(permission, sample, now)
+        if ended == status.number or reason or permission is None:
+            self._leave(reason)
             return
         try:
             self._advance(permission, sample.joints, now)
-        except (Resistance, SerlChunkError) as e:
-            self._leave(str(e))
-        except Exception as e:  # of a library
-            self._leave(str(e) or type(e).__name__)
+        except Exception as e:  # of a library, too
+            self._leave(why(e))
 
     def lost(self, why: str) -> None:
         """The leader is lost, and is opened anew, which takes its torque."""
@@ -111,8 +105,7 @@ class LeaderDrive:
     def _begin(self, permission: Permission, joints: np.ndarray, now: float) -> None:
         self._target, self._beeped_at, self._since = permission.joints.copy(), joints.copy(), now
         self.status = DriveStatus(permission.number, WAITS)
-        fits = self._target.shape == joints.shape and np.isfinite(self._target).all()
-        if not fits:
+        if self._target.shape != joints.shape or not np.isfinite(self._target).all():
             self._fail(f"its arm has {self._target.size} joints and grippers, the leader {joints.size}")
         elif now - permission.moment > VALID:
             self._fail(f"no permission of the robot's server for {VALID:g} s")
@@ -168,7 +161,8 @@ class LeaderDrive:
         phase = self.status.phase
         if phase == WAITS and now - self._since >= STANDS:
             self._plan(permission.limits, joints)
-            self._enter(MOVES, now)  # first: whatever fails from here on, the torque is taken
+            # First: whatever fails from here on, the torque is taken.
+            self.status, self._since = self.status._replace(phase=MOVES), now
             self._doubted = False
             self.motors.hold(joints)
             self._stepped = now
@@ -189,16 +183,13 @@ class LeaderDrive:
             self._at = self._gate.step(self._at, place, joints).set_point
             self.motors.move(self._at.position)
         elif self._is_near(joints):
-            self._enter(KEEPS, now)
+            self.status, self._since = self.status._replace(phase=KEEPS), now
         elif now - self._since > SETTLES:
             apart = np.abs(joints - self._target)
             self._leave(f"joint {int(np.argmax(apart))} stays {apart.max():.2f} from its arm")
 
     def _is_near(self, joints: np.ndarray) -> bool:
         return bool(np.abs(joints - self._target).max() <= NEAR)
-
-    def _enter(self, phase: str, now: float) -> None:
-        self.status, self._since = self.status._replace(phase=phase), now
 
     def _leave(self, why: str) -> None:
         """Take the torque at once, and end the drive. Raises where the torque could not be taken.

@@ -10,12 +10,9 @@ import numpy as np
 
 from serl_chunk_robot.devices.base import SILENT, DeviceError, Sample
 from serl_chunk_robot.devices.leader_motion import LeaderDrive
-from serl_chunk_robot.devices.lerobot_motors import LeRobotMotors, can_drive
 from serl_chunk_robot.devices.polling import PolledDevice
-from serl_chunk_robot.drivers import lerobot_library
-from serl_chunk_robot.drivers.base import DriverError
-from serl_chunk_robot.drivers.lerobot_joints import WRITE_SCALE, Joints, Numbers
-from serl_chunk_robot.drivers.lerobot_library import REPEATS, TELEOPERATORS, Arm, text
+from serl_chunk_robot.drivers import lerobot_library as lerobot
+from serl_chunk_robot.drivers.base import DriverError, why
 
 
 class LeRobotTeleoperator(PolledDevice):
@@ -43,14 +40,14 @@ class LeRobotTeleoperator(PolledDevice):
 
     def __init__(
         self, *, type: str, params: Optional[Mapping[str, Any]] = None, joints: Sequence[str] = (),
-        grippers: Sequence[str] = (), scale: Numbers = (), drive_torque: float = 0.5,
+        grippers: Sequence[str] = (), scale: lerobot.Numbers = (), drive_torque: float = 0.5,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         if not isinstance(params or {}, Mapping):
             example = '{ port = "/dev/ttyACM1", id = "my_leader" }'
             raise DeviceError(f"{params!r}, expected a table, as {example}", parameter="params")
         try:
-            self._joints = Joints(type, joints, grippers)
+            self._joints = lerobot.Joints(type, joints, grippers)
             self._given = self._joints.scale(scale)
         except ValueError as e:
             raise DeviceError(str(e)) from e
@@ -58,7 +55,7 @@ class LeRobotTeleoperator(PolledDevice):
             raise DeviceError(f"{drive_torque!r}, expected a number above 0, to 1", parameter="drive_torque")
         self._type, self._params, self._torque = type, dict(params or {}), float(drive_torque)
         self._made: Any = None
-        self._arms: List[Arm] = []
+        self._arms: List[lerobot.Arm] = []
         self._configured = False
         self._scale: Any = None  # float64[J]
         self._newest: Optional[Sample] = None
@@ -67,11 +64,11 @@ class LeRobotTeleoperator(PolledDevice):
 
     def _open(self) -> None:
         try:
-            self._made = lerobot_library.make_teleoperator(self._type, self._params)
-            self._arms = lerobot_library.arms_of(self._made, REPEATS)
+            self._made = lerobot.make_teleoperator(self._type, self._params)
+            self._arms = lerobot.arms_of(self._made, lerobot.REPEATS)
             self._joints.check(self._type, self._made)
-            command = lerobot_library.calibration_command(TELEOPERATORS, self._type, self._params)
-            lerobot_library.open_buses(self._arms, f"Run {command}")
+            command = lerobot.calibration_command(lerobot.TELEOPERATOR, self._type, self._params)
+            lerobot.open_buses(self._arms, f"Run {command}")
             self._scale = self._units() if self._given is None else self._given
             self._configured = True
             for arm in self._arms:
@@ -80,7 +77,7 @@ class LeRobotTeleoperator(PolledDevice):
         except DriverError as e:
             raise DeviceError(str(e)) from e
         except Exception as e:  # of LeRobot, of no common kind
-            raise DeviceError(f"{self.name}: its motors do not answer ({text(e)}). Check power and port") from e
+            raise DeviceError(f"{self.name}: its motors do not answer ({why(e)}). Check power and port") from e
 
     def _look(self) -> Sample:
         began = self._clock()
@@ -90,7 +87,7 @@ class LeRobotTeleoperator(PolledDevice):
             if not np.isfinite(values).all():
                 raise DeviceError(f"{self.name}: no number for each joint ({action!r})")
         except Exception:
-            lerobot_library.drop_late_answers(self._arms)
+            lerobot.drop_late_answers(self._arms)
             if self._newest is None or self._clock() - self._newest.stamp > SILENT:
                 raise
             return self._newest  # with its stamp
@@ -106,13 +103,13 @@ class LeRobotTeleoperator(PolledDevice):
             with contextlib.suppress(Exception):  # LeRobot tries motor by motor then, until one does not answer
                 self.drive.motors.release()
         for arm in arms:
-            lerobot_library.close_bus(arm, configured)
+            lerobot.close_bus(arm, configured)
 
     def _prepare_drive(self) -> None:
         """Let motors be driven that can be. What the drive reports outlasts a loss of the device."""
-        if not can_drive(self._arms):
+        if not lerobot.can_drive(self._arms):
             return
-        motors = LeRobotMotors(self._arms, self._joints, self._scale, self._torque)
+        motors = lerobot.LeRobotMotors(self._arms, self._joints, self._scale, self._torque)
         if self.drive is None:
             self.drive = LeaderDrive(self.name, motors, len(self._joints.names))
         self.drive.motors = motors
@@ -123,9 +120,9 @@ class LeRobotTeleoperator(PolledDevice):
         found = []
         for joint, gripper in zip(self._joints.names, self._joints.gripper):
             arm, motor = of[joint]
-            factor = lerobot_library.per_unit(arm, motor, bool(gripper))
+            factor = lerobot.per_unit(arm, motor, bool(gripper))
             if factor is None:
                 unit = arm.bus.motors[motor].norm_mode.value
-                raise DriverError(f"{joint}: its unit is {unit}. {WRITE_SCALE}")
+                raise DriverError(f"{joint}: its unit is {unit}. {lerobot.WRITE_SCALE}")
             found.append(factor)
         return np.array(found)

@@ -10,6 +10,7 @@ from typing import Callable, Optional
 
 from serl_chunk_robot.devices.base import SILENT, DeviceError, Sample, lifeless, unshared
 from serl_chunk_robot.devices.leader_motion import LeaderDrive
+from serl_chunk_robot.drivers.base import why
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ class PolledDevice:
             self._let_go()
             if isinstance(e, DeviceError):
                 raise
-            raise DeviceError(f"{name}: cannot be read ({_why(e)}). Unplug it and plug it in again.") from e
+            raise DeviceError(f"{name}: cannot be read ({why(e)}). Unplug it and plug it in again.") from e
         self._thread = threading.Thread(target=self._run, name=f"device {name}", daemon=True)
         self._thread.start()
 
@@ -83,8 +84,8 @@ class PolledDevice:
             except Exception as e:  # of a library: of no common kind
                 self._sample = lifeless(self._sample)
                 if self.drive is not None:
-                    self.drive.lost(_why(e))
-                logger.warning("%s: lost (%s). It commands nothing until it is connected again.", self.name, _why(e))
+                    self.drive.lost(why(e))
+                logger.warning("%s: lost (%s). It commands nothing until it is connected again.", self.name, why(e))
                 self._let_go()
                 self._reopen()
             else:
@@ -98,9 +99,9 @@ class PolledDevice:
                 self._open()
             except Exception as e:
                 self._let_go()
-                if _why(e) != last:
-                    logger.info("Not connected again yet: %s", _why(e))
-                last = _why(e)
+                if why(e) != last:
+                    logger.info("Not connected again yet: %s", why(e))
+                last = why(e)
             else:
                 logger.warning("%s: connected again.", self.name)
                 return
@@ -108,7 +109,3 @@ class PolledDevice:
     def _let_go(self) -> None:
         with contextlib.suppress(Exception):  # of a handle whose device is gone
             self._release()
-
-
-def _why(error: Exception) -> str:
-    return str(error) or type(error).__name__

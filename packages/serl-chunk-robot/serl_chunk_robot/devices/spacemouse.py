@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import contextlib
 import logging
 import os
 import threading
@@ -14,6 +14,7 @@ import numpy as np
 
 from serl_chunk_robot.devices.base import NEUTRAL, SILENT, DeviceError, Sample, lifeless, listed
 from serl_chunk_robot.devices.polling import PolledDevice
+from serl_chunk_robot.drivers.base import vendor
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +75,8 @@ class SpaceMouse(PolledDevice):
         self._mouse, self._reported, self._mute = mouse, self._clock(), False
         model = mouse.name, mouse.serial_number
         if self._model not in (None, model):
-            raise DeviceError(f"{self.name}: now another mouse, {_text(model)} instead of {_text(self._model)}")
+            now, before = (" ".join(filter(None, each or ())) for each in (model, self._model))
+            raise DeviceError(f"{self.name}: now another mouse, {now} instead of {before}")
         self._model = model
 
     def _look(self) -> Sample:
@@ -116,15 +118,10 @@ def open_mice(paths: Sequence[str] = (), count: int = 1) -> List[SpaceMouse]:
         )
     if len({Path(path).resolve() for path in paths}) < count:
         raise DeviceError(f"{' and '.join(paths)} are one mouse, expected two. {_connected_text()}", parameter="paths")
-    mice: List[SpaceMouse] = []
-    try:
-        for path in paths:
-            mice.append(SpaceMouse(path))
-    except DeviceError:
-        for mouse in mice:
-            mouse.close()
-        raise
-    return mice
+    with contextlib.ExitStack() as opened:
+        mice = [opened.enter_context(contextlib.closing(SpaceMouse(path))) for path in paths]
+        opened.pop_all()
+        return mice
 
 
 def connected() -> Dict[str, str]:
@@ -138,13 +135,8 @@ def connected() -> Dict[str, str]:
 
 
 def _library() -> Any:
-    try:
-        library = importlib.import_module("pyspacemouse")
-        api = importlib.import_module("pyspacemouse.api")
-    except (ImportError, OSError) as e:  # OSError: a libhidapi that cannot be loaded
-        raise DeviceError(
-            f"SpaceMouse: pyspacemouse cannot be imported ({e}). Run: pip install 'pyspacemouse>=2.1'"
-        ) from e
+    remedy = "Run: pip install 'pyspacemouse>=2.1'"
+    library, api = (vendor(name, DeviceError, remedy) for name in ("pyspacemouse", "pyspacemouse.api"))
     vars(api)["print"] = lambda *_, **__: None  # it prints at each opening, into the operator's console
     return library
 
@@ -164,7 +156,3 @@ def _only() -> str:
 
 def _connected_text() -> str:
     return "Plugged in: " + listed([f"{path} ({model})" for path, model in sorted(connected().items())])
-
-
-def _text(model: Optional[Tuple[str, str]]) -> str:
-    return " ".join(filter(None, model or ()))

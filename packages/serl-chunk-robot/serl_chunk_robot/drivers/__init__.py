@@ -20,7 +20,7 @@ CAMERAS: Dict[str, str] = {
     "fake": "serl_chunk_robot.drivers.fake_camera:FakeCamera",
     "v4l2": "serl_chunk_robot.drivers.v4l2_camera:V4L2Camera",
     "realsense": "serl_chunk_robot.drivers.realsense_camera:RealSenseCamera",
-    "fake_aloha": "serl_chunk.robots.fake.camera:FakeAlohaCamera",
-    "aloha_sim": "serl_chunk.robots.aloha_sim.camera:AlohaSimCamera",
+    "fake_aloha": "serl_chunk.robots.drawn_camera:FakeAlohaCamera",
+    "aloha_sim": "serl_chunk.robots.drawn_camera:AlohaSimCamera",
 }
 """The same of its tables [[camera]]."""

@@ -12,9 +12,8 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Protocol, Se
 
 import numpy as np
 
-from serl_chunk_robot.drivers.aloha_gripper import Gripper, finger_at
-from serl_chunk_robot.drivers.base import SUPPORTED, DriverError, DriverSpec, Reading, equal_arms, sendable
-from serl_chunk_robot.drivers.stamps import StampMap, StopAnswer
+from serl_chunk_robot.drivers.base import SUPPORTED, DriverError, DriverSpec, Reading, equal_arms, sendable, why
+from serl_chunk_robot.drivers.stamps import StampedDriver, StampMap
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +39,36 @@ TYPES = {"get_robot_info": "RobotInfo", "get_motor_registers": "RegisterValues",
          "reboot_motors": "Reboot"}  # fmt: skip
 COMMANDS = ("joint_group", "joint_single", "joint_trajectory")
 ANSWERS = 2.0  # s, of a service
+CRANK, ROD = 0.022, 0.036  # m
+
+
+class Gripper(NamedTuple):
+    """Angles of a gripper's motor, rad, at which its fingers are closed and open."""
+
+    closed: float
+    open: float
+
+    def opening(self, finger: float) -> float:
+        """Return the opening of a finger at a position, m."""
+        closed, opened = finger_at(self.closed), finger_at(self.open)
+        return (finger - closed) / (opened - closed)
+
+    def speed(self, angle: float, velocity: float) -> float:
+        """Return openings per second at a motor's angle, rad, and velocity, rad/s."""
+        rod = math.sqrt(ROD**2 - (CRANK * math.cos(angle)) ** 2)
+        slope = CRANK * math.cos(angle) * (1 + CRANK * math.sin(angle) / rod)
+        return slope * velocity / (finger_at(self.open) - finger_at(self.closed))
+
+    def angle(self, opening: float) -> float:
+        """Return the motor's angle of an opening, clipped to [0, 1]."""
+        closed, opened = finger_at(self.closed), finger_at(self.open)
+        finger = closed + min(max(opening, 0.0), 1.0) * (opened - closed)
+        return math.asin(min((CRANK**2 + finger**2 - ROD**2) / (2 * CRANK * finger), 1.0))
+
+
+def finger_at(angle: float) -> float:
+    """Return the position of a finger, m, at a motor's angle, rad."""
+    return CRANK * math.sin(angle) + math.sqrt(ROD**2 - (CRANK * math.cos(angle)) ** 2)
 
 
 class Ros(Protocol):
@@ -74,7 +103,7 @@ class _State(NamedTuple):
     stamp: float
 
 
-class AlohaArms:
+class AlohaArms(StampedDriver):
     """ViperX arms, each with a gripper, as one robot; each arm's node publishes and obeys topics below its name.
 
     `connect` checks joints, limits, modes, profiles, torque and publishers. It changes none of them. A thread checks
@@ -112,7 +141,6 @@ class AlohaArms:
         self._ending = threading.Event()
         self._busy = math.inf  # since when the thread is at work
         self._sent = -math.inf  # when the last set point was
-        self._stop = StopAnswer()
 
     def spec(self) -> DriverSpec:
         n, size = len(self._arms), len(LOW)
@@ -169,7 +197,6 @@ class AlohaArms:
         return Reading(q, dq, effort, stamp, tuple(faults), torque=all(self._torque.values()))
 
     def command(self, target: np.ndarray, dt: float) -> None:
-        """Publish a set point. Raises DriverError, and publishes nothing, if an arm cannot take it."""
         self._need_node()
         n, size = len(self._arms), len(LOW)
         sent = sendable(target, n * size).reshape(n, size)
@@ -185,9 +212,6 @@ class AlohaArms:
         self._sent = time.monotonic()
         for arm, values in zip(self._arms, sent):
             self._ros.send(arm, values[:-1].tolist(), self._gripper.angle(float(values[-1])))
-
-    def hold(self) -> None:
-        """Publish nothing: the motors keep their last target."""
 
     def set(self, name: str, value: Any) -> None:
         """Set "torque" of all arms, or "reboot" a motor by its name; a thread does it, and `read` reports it."""
@@ -205,15 +229,7 @@ class AlohaArms:
         self._failed.clear()
         self._jobs.put(lambda: self._switch(True, [arm for arm in self._arms if not self._torque[arm]]))
 
-    def stop(self, reason: str, level: int = 0) -> bool:
-        """Return whether all arms sent states since. At every level the motors stand at their last set point.
-
-        The measured pose is no target: motors that do not answer read -pi.
-        """
-        return self._stop.given(level, self._clock(), self.read().stamp)
-
     def close(self) -> None:
-        """Leave the graph. The motors keep torque and target."""
         self._ending.set()
         if self._watching is not None:
             self._watching.join(1.0)
@@ -264,7 +280,7 @@ class AlohaArms:
             if what != "request":
                 self._failed.pop(what, None)
         except Exception as e:  # of the graph: the loop has to know it, and the thread goes on
-            self._failed[what] = str(e) or type(e).__name__
+            self._failed[what] = why(e)
         self._busy = math.inf
 
     def _look_for_node(self, arm: str) -> None:

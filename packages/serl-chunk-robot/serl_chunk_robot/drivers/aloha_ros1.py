@@ -9,8 +9,7 @@ import threading
 from typing import Any, Callable, Dict, Iterator, List, Sequence
 from urllib.parse import urlparse
 
-from serl_chunk_robot.drivers.aloha_arms import ANSWERS, COMMANDS, TYPES, AlohaArms
-from serl_chunk_robot.drivers.aloha_gripper import Gripper
+from serl_chunk_robot.drivers.aloha_arms import ANSWERS, COMMANDS, TYPES, AlohaArms, Gripper
 from serl_chunk_robot.drivers.base import DriverError
 
 NODE = "serl_chunk_robot"
@@ -98,7 +97,13 @@ class Ros1:
             nodes = {node for topic, its in master.getSystemState()[0] if topic in topics for node in its}
         except (OSError, self._graph.MasterException) as e:
             raise DriverError(f"the ROS master does not answer ({e})") from e
-        return [node for node in nodes - {self._ros.get_name()} if self._runs(master, node)]
+
+        def runs(node: str) -> bool:  # the master knows also those that were killed
+            with contextlib.suppress(OSError, self._graph.MasterException):
+                return _reachable(master.lookupNode(node))
+            return False
+
+        return list(filter(runs, nodes - {self._ros.get_name()}))
 
     def call(self, arm: str, service: str, **fields: Any) -> Any:
         name, kind = f"/{arm}/{service}", getattr(self._services, TYPES[service])
@@ -134,13 +139,6 @@ class Ros1:
 
     def _master(self) -> Any:
         return self._graph.Master(self._ros.get_name())
-
-    def _runs(self, master: Any, node: str) -> bool:
-        """Whether a node runs: the master knows also those that were killed."""
-        try:
-            return _reachable(master.lookupNode(node))
-        except (OSError, self._graph.MasterException):
-            return False
 
 
 @contextlib.contextmanager

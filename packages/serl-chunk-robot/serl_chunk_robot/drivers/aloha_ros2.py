@@ -7,8 +7,7 @@ import os
 import threading
 from typing import Any, Callable, Dict, List, Sequence
 
-from serl_chunk_robot.drivers.aloha_arms import ANSWERS, COMMANDS, TYPES, AlohaArms
-from serl_chunk_robot.drivers.aloha_gripper import Gripper
+from serl_chunk_robot.drivers.aloha_arms import ANSWERS, COMMANDS, TYPES, AlohaArms, Gripper
 from serl_chunk_robot.drivers.base import DriverError
 
 DEPTH = 10  # set points that wait in the middleware, so that none replaces another one
@@ -66,10 +65,12 @@ class Ros2:
                 name = f"/{arm}/{service}"
                 self._clients[name] = self._node.create_client(getattr(srv, kind), name)
         for arm in arms:
-            self._node.create_subscription(
-                JointState, f"/{arm}/joint_states",
-                lambda message, arm=arm: on_message(arm, message, _seconds(message.header.stamp)), 1,  # type: ignore[misc]
-            )  # fmt: skip
+
+            def heard(message: Any, arm: str = arm) -> None:
+                stamp = message.header.stamp
+                on_message(arm, message, float(stamp.sec) + 1e-9 * float(stamp.nanosec))
+
+            self._node.create_subscription(JointState, f"/{arm}/joint_states", heard, 1)
         self._executor = SingleThreadedExecutor()
         self._executor.add_node(self._node)
         threading.Thread(target=self._executor.spin, name="aloha-ros2", daemon=True).start()
@@ -119,7 +120,3 @@ class Ros2:
             with contextlib.suppress(Exception):
                 self._node.destroy_node()
         self._node = self._executor = None
-
-
-def _seconds(stamp: Any) -> float:
-    return float(stamp.sec) + 1e-9 * float(stamp.nanosec)

@@ -7,7 +7,9 @@ all, belongs into a process of its own.
 
 from __future__ import annotations
 
-from typing import Any, Mapping, NamedTuple, Protocol, Tuple
+import importlib
+from pathlib import Path
+from typing import Any, Callable, Mapping, NamedTuple, Protocol, Tuple
 
 import numpy as np
 
@@ -73,6 +75,32 @@ class DriverError(Exception):
     """The robot does not do what it was asked for, in one sentence."""
 
 
+def why(error: BaseException) -> str:
+    """Return what an error says in one line, or its type where it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def vendor(name: str, error: Callable[[str], Exception], remedy: str) -> Any:
+    """Import a vendor's library. Raises `error` with the remedy."""
+    try:
+        return importlib.import_module(name)
+    except (ImportError, OSError) as e:  # OSError: a part of it in C cannot be loaded
+        raise error(f"{name} cannot be imported ({e}). {remedy}") from e
+
+
+def linked(device: str, folder: str, pattern: str, kind: str, error: Callable[[str], Exception]) -> Path:
+    """Return the path of a device: `device`, or the one link in a folder whose name has it. Raises `error`."""
+    links = sorted(Path(folder).glob(pattern))
+    if "/" in device:
+        found = [Path(device)] if Path(device).exists() else []
+    else:
+        found = [link for link in links if device and device in link.name]
+    if len(found) != 1:
+        what = f"{len(found)} {kind}s have this in their names" if found else f"no such {kind}. Is it plugged in?"
+        raise error(f"{device!r}: {what} (in {folder}: {', '.join(link.name for link in links) or 'none'})")
+    return found[0]
+
+
 def equal_arms(count: int, size: int) -> Tuple[Tuple[int, ...], Tuple[Tuple[int, int], ...]]:
     """Return the fields `grippers` and `arms` of arms with `size` numbers each, the last one of a gripper."""
     firsts = range(0, size * count, size)
@@ -108,6 +136,7 @@ class Driver(Protocol):
 
     def hold(self) -> None:
         """Keep the arms where the last set point put them, with torque on."""
+        return  # as for most: they do so by themselves
 
     def set(self, name: str, value: Any) -> None:
         """Set a named quantity: compliance, load, the scene's seed, and "torque" (False: all arms off).
@@ -130,3 +159,4 @@ class Driver(Protocol):
 
     def close(self) -> None:
         """Close the connection. Torque stays on."""
+        return

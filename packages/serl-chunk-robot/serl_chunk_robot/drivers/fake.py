@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, Optional
 
 import numpy as np
 
-from serl_chunk_robot.drivers.base import DriverError, DriverSpec, Reading, equal_arms, sendable
+from serl_chunk_robot.drivers.base import Driver, DriverError, DriverSpec, Reading, equal_arms, sendable
 
 STIFFNESS = 20.0  # effort per rad between the target and the joint
 PRESSES = 3.0  # the limit of effort, in addition to what a joint needs for its fastest motion
@@ -20,7 +20,7 @@ HOME = (0.0, -0.96, 1.16, 0.0, -0.3, 0.0, 0.5)
 SAG = (0.0, 0.4, -0.3, 0.0, 0.2, 0.0, 0.0)  # of an arm without torque
 
 
-class FakeArms:
+class FakeArms(Driver):
     """Arms in simulated time: that of the clock given to `connect`.
 
     An arm without torque sinks towards `rest`.
@@ -61,11 +61,7 @@ class FakeArms:
         self.advance()
         self.target = target
 
-    def hold(self) -> None:
-        """Keep the target."""
-
     def set(self, name: str, value: Any) -> None:
-        """Set "compliance", "load" or "torque" (of all arms)."""
         self.advance()
         if name == "torque":
             self._on[:] = bool(value)
@@ -82,14 +78,10 @@ class FakeArms:
         self._on[:] = True
 
     def stop(self, reason: str, level: int = 0) -> bool:
-        """Answer; above level 0 the arms stay where they are."""
         self.advance()
         if level:
             self.target = self.q.copy()
         return True
-
-    def close(self) -> None:
-        """Nothing is open."""
 
     def advance(self) -> None:
         """Simulate up to the clock's moment; a clock that ran backwards moves nothing."""
@@ -102,7 +94,7 @@ class FakeArms:
 
 def viperx_arms(
     *, arms: int = 2, lag: float = 0.02, rate: float = 200.0, tick: float = 0.02, simulated: bool = False
-) -> FakeArms:  # fmt: skip
+) -> FakeArms:
     """Simulate arms like ALOHA's, each with six joints and a gripper.
 
     Args:

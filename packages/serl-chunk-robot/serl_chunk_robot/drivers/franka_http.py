@@ -12,13 +12,14 @@ from __future__ import annotations
 import http.client
 import json
 import threading
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from collections import deque
+from typing import Any, Callable, Deque, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from urllib.parse import urlsplit
 
 import numpy as np
 
-from serl_chunk_robot.drivers.base import DriverError, DriverSpec, Reading, equal_arms, sendable
-from serl_chunk_robot.drivers.failures import Failures
-from serl_chunk_robot.drivers.franka_requests import CLOSED, DEFAULT_URL, FAILED, OPEN, TIMEOUT, Http, Orders, text
+from serl_chunk_robot.drivers.base import Driver, DriverError, DriverSpec, Reading, equal_arms, sendable, why
+from serl_chunk_robot.drivers.stamps import Failures
 from serl_chunk_robot.geometry.rotations import euler_of_matrix, euler_rates, matrix_of_quat, quat_of_euler, unwrapped
 
 REACH = (-0.9, -0.9, -0.4), (0.9, 0.9, 1.3)  # m, of a tip
@@ -41,6 +42,124 @@ _SETS = {
     "gripper": "'activate' or 'reset'", "recover": "true", "joint_reset": "true",
 }  # fmt: skip # what `set` takes
 JOINT_RESET_LASTS, JOINT_RESET_EVERY = 60.0, 600.0  # s
+FAILED = OSError, http.client.HTTPException  # what a request raises
+CLOSED, OPEN, AS_IT_IS = 0.0, 1.0, 0.5
+TELLS = 0.25  # of a gripper's set point, from 0 or 1: HIL-SERL's actions of -0.5 and 0.5
+DEFAULT_URL, TIMEOUT = "http://127.0.0.1:5000/", 0.2  # s of a request
+LOOKS = 0.02  # s between two looks whether a lock-out is over
+
+
+class Http:
+    """A server, for one thread. Raises ValueError for what is no URL of one."""
+
+    def __init__(self, url: str, timeout: float) -> None:
+        parts = urlsplit(url if "://" in url else "http://" + url)
+        if parts.scheme != "http" or not parts.hostname:
+            raise ValueError(f"{url}: expected http://HOST:PORT/")
+        self.url = f"http://{parts.hostname}:{parts.port or 80}/"
+        self._connection = http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=timeout)
+
+    def post(self, path: str, body: Any = None) -> bytes:
+        """Return what is answered. Raises what FAILED names, for another status than 200 too."""
+        content = None if body is None else json.dumps(body).encode()
+        try:
+            self._connection.request("POST", "/" + path, content, {"Content-Type": "application/json"})
+            reply = self._connection.getresponse()
+            answer = reply.read()
+        except BaseException:
+            self._connection.close()  # the next request makes a new one
+            raise
+        if reply.status != 200:
+            raise http.client.HTTPException(f"HTTP {reply.status} {reply.reason}")
+        return answer
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class Orders:
+    """Requests that a thread sends one after the other: orders as they come, and commands to open or close a gripper.
+
+    A gripper's request is sent where a set point gets to the other side, so that a robot that is cleared moves none.
+
+    Args:
+        lock: seconds between two requests to the gripper; of those that come meanwhile, the last one is sent.
+    """
+
+    def __init__(self, http: Http, lock: float) -> None:
+        self.told, self.slow = AS_IT_IS, False  # what the gripper was told, and whether it is to close slowly
+        self.fault = ""  # what failed; nothing is sent again
+        self.clock: Callable[[], float] = lambda: 0.0
+        self._http, self._lock = http, lock
+        self._orders: Deque[Tuple[str, Any]] = deque()
+        self._side = AS_IT_IS  # of the last set point that had one
+        self._wanted: Optional[float] = None  # CLOSED or OPEN
+        self._acted, self._ends, self._new = float("-inf"), False, threading.Event()
+
+    def order(self, path: str, body: Any = None) -> None:
+        self._orders.append((path, body))
+        self._new.set()
+
+    def aim(self, place: float) -> None:
+        side = CLOSED if place <= TELLS else OPEN if place >= 1 - TELLS else AS_IT_IS
+        if side not in (AS_IT_IS, self._side):
+            self._side = self._wanted = side
+            self._new.set()
+
+    def end(self) -> None:
+        self._ends = True
+        self._new.set()
+
+    def run(self) -> None:
+        while not self._ends:
+            self._new.wait(None if self._wanted is None else LOOKS)
+            self._new.clear()
+            self.act()
+        self._http.close()
+
+    def act(self) -> None:
+        """Send all orders, and tell the gripper what is new once its lock-out is over."""
+        while self._orders:
+            self._send(*self._orders.popleft())
+        side, now = self._wanted, self.clock()
+        if side is None or (side != self.told and now - self._acted < self._lock):
+            return
+        if side != self.told:
+            self._acted = now
+            path = "open_gripper" if side == OPEN else "close_gripper_slow" if self.slow else "close_gripper"
+            if self._send(path):
+                self.told = side
+        if self._wanted is side:
+            self._wanted = None
+
+    def _send(self, path: str, body: Any = None) -> bool:
+        try:
+            self._http.post(path, body)
+        except FAILED as e:
+            self.fault = f"{self._http.url}{path}: {why(e)}"
+            return False
+        return True
+
+
+def stop_outside(options: Mapping[str, Any], reason: str) -> None:
+    """Let the arms stay where they are: the driver's own stop, by another process than the loop's.
+
+    Args:
+        options: of the driver, as in the robot's file.
+
+    Raises what FAILED names, once the stop was requested of each arm.
+    """
+    failed: Optional[BaseException] = None
+    for url in options.get("urls", (DEFAULT_URL,)):
+        http = Http(url, float(options.get("timeout", TIMEOUT)))
+        try:
+            http.post("pose", {"arr": json.loads(http.post("getstate"))["pose"]})
+        except (*FAILED, ValueError, KeyError, TypeError) as e:
+            failed = e
+        finally:
+            http.close()
+    if failed is not None:
+        raise failed
 
 
 class _State(NamedTuple):
@@ -53,7 +172,7 @@ class _State(NamedTuple):
     stamp: float
 
 
-class FrankaHttp:
+class FrankaHttp(Driver):
     """Franka arms under HIL-SERL's impedance controllers.
 
     Args:
@@ -88,7 +207,7 @@ class FrankaHttp:
         return DriverSpec(
             "franka", tuple(low), tuple(high), VELOCITY * n, *equal_arms(n, 7), state, rate=50.0, tick=0.1,
             acceleration=ACCELERATION * n, jerk=JERK * n, targets="poses",
-            stop_outside="serl_chunk_robot.drivers.franka_requests:stop_outside",
+            stop_outside="serl_chunk_robot.drivers.franka_http:stop_outside",
         )  # fmt: skip
 
     def connect(self, clock: Callable[[], float]) -> None:
@@ -120,9 +239,6 @@ class FrankaHttp:
         for k, arm in enumerate(self._arms):
             arm.aim(target[7 * k : 7 * k + 6])
             arm.orders.aim(float(target[7 * k + 6]))
-
-    def hold(self) -> None:
-        """Send nothing: the impedance controllers hold their last targets."""
 
     def set(self, name: str, value: Any) -> None:
         """Order what a thread sends next.
@@ -165,7 +281,6 @@ class FrankaHttp:
             )
 
     def clear_faults(self) -> None:
-        """Let the arms recover where they are: their targets are what was measured."""
         for arm in self._arms:
             arm.clear()
 
@@ -182,7 +297,6 @@ class FrankaHttp:
         return answered
 
     def close(self) -> None:
-        """End the threads. The impedance controllers hold their last targets."""
         for arm in self._arms:
             arm.close()
 
@@ -236,7 +350,7 @@ class _Arm:
         try:
             self._take_state()
         except FAILED as e:
-            raise DriverError(f"{self._http.url}: no state of a robot ({text(e)}). Start HIL-SERL's franka_server.py "
+            raise DriverError(f"{self._http.url}: no state of a robot ({why(e)}). Start HIL-SERL's franka_server.py "
                               "there with --gripper_type, or correct the URL") from e  # fmt: skip
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._run, self.orders.run)]
         for thread in self._threads:
@@ -255,7 +369,6 @@ class _Arm:
         return list(filter(None, (self._failures.lasting, self.orders.fault, self._failures.silent, moves)))
 
     def aim(self, place: np.ndarray) -> None:
-        """Take a target, float64[6]."""
         if not self.resetting:
             self._target = np.concatenate([place[:3], quat_of_euler(place[3:])])
             self._new.set()
@@ -285,7 +398,7 @@ class _Arm:
             Http(self._http.url, JOINT_RESET_LASTS).post("jointreset")
             self._reset_at = self._clock()
         except FAILED as e:
-            self._failures.lasting = f"{self._http.url}jointreset: {text(e)}"
+            self._failures.lasting = f"{self._http.url}jointreset: {why(e)}"
         finally:
             self._target = None
             self.resetting = False
@@ -297,7 +410,6 @@ class _Arm:
             self._new.clear()
 
     def exchange(self) -> None:
-        """One round: the newest target, and the newest state."""
         target, path = self._target, "pose"
         try:
             if target is not None and target is not self._sent:
@@ -306,7 +418,7 @@ class _Arm:
             path = "getstate"
             self._take_state()
         except FAILED as e:
-            self._failures.failed(f"{self._http.url}{path}: {text(e)}")
+            self._failures.failed(f"{self._http.url}{path}: {why(e)}")
             self._ends.wait(PERIOD)
             return
         self._failures.worked()

@@ -16,12 +16,9 @@ from typing import Any, Callable, Deque, Dict, List, Mapping, NamedTuple, Option
 
 import numpy as np
 
-from serl_chunk_robot.drivers import lerobot_library
-from serl_chunk_robot.drivers.base import DriverError, DriverSpec, Reading, sendable
-from serl_chunk_robot.drivers.failures import Failures
-from serl_chunk_robot.drivers.lerobot_joints import SIDES, WRITE_SCALE, Joints, Numbers
-from serl_chunk_robot.drivers.lerobot_library import DEGREES, ROBOTS, SHARE, Arm, text
-from serl_chunk_robot.drivers.stamps import StopAnswer
+from serl_chunk_robot.drivers import lerobot_library as lerobot
+from serl_chunk_robot.drivers.base import DriverError, DriverSpec, Reading, sendable, why
+from serl_chunk_robot.drivers.stamps import Failures, StampedDriver
 
 logger = logging.getLogger(__name__)
 
@@ -63,28 +60,7 @@ class _Positions:
         self.past.append(self.newest)
 
 
-class _NextAction:
-    """The newest set point on its way to the motors. It is taken once, and not when it has waited too long."""
-
-    def __init__(self) -> None:
-        self._newest: Optional[Tuple[Dict[str, float], float]] = None  # and when it came
-        self._taken: Optional[Tuple[Dict[str, float], float]] = None
-
-    def put(self, action: Dict[str, float], now: float) -> None:
-        self._newest = action, now
-
-    def take(self, now: float) -> Optional[Dict[str, float]]:
-        newest = self._newest
-        if newest is None or newest is self._taken:
-            return None
-        self._taken = newest
-        return newest[0] if now - newest[1] <= LATE else None
-
-    def drop(self) -> None:
-        self._taken = self._newest
-
-
-class LeRobotArms:
+class LeRobotArms(StampedDriver):
     """Arms of LeRobot as one robot. A gripper's unit is its opening: 0 closed, 1 open. No effort is measured.
 
     Its cameras are not read: the robot's file has tables [[camera]]. The arms are calibrated before, by LeRobot.
@@ -106,10 +82,10 @@ class LeRobotArms:
 
     def __init__(
         self, *, type: str, params: Optional[Mapping[str, Any]] = None, joints: Sequence[str] = (),
-        grippers: Sequence[str] = (), low: Numbers = (), high: Numbers = (), velocity: Numbers = (),
-        scale: Numbers = (), rate: float = 50.0, tick: float = 0.02,
+        grippers: Sequence[str] = (), low: lerobot.Numbers = (), high: lerobot.Numbers = (),
+        velocity: lerobot.Numbers = (), scale: lerobot.Numbers = (), rate: float = 50.0, tick: float = 0.02,
     ) -> None:  # fmt: skip
-        self._joints = Joints(type, joints, grippers)
+        self._joints = lerobot.Joints(type, joints, grippers)
         if not RATES[0] <= rate <= RATES[1]:
             raise ValueError(f"rate: {rate!r}, expected {RATES[0]:g} to {RATES[1]:g} Hz")
         numbers = self._joints.numbers
@@ -120,7 +96,7 @@ class LeRobotArms:
         if not (fastest > 0).all():
             raise ValueError(f"velocity: {velocity!r}, expected numbers above 0")
         self._type, self._params = type, dict(params or {})
-        at = [(name.partition("_")[0] if name.partition("_")[0] in SIDES else "") for name in self._joints.names]
+        at = [side if side in lerobot.SIDES else "" for side in (n.partition("_")[0] for n in self._joints.names)]
         lengths = [len(list(group)) for _, group in itertools.groupby(at)]
         ends = list(itertools.accumulate(lengths))
         self._spec = DriverSpec(
@@ -133,13 +109,13 @@ class LeRobotArms:
         self._scale = np.where(self._joints.gripper, 0.01, math.radians(1.0)) if given is None else given
         self._clock: Callable[[], float] = lambda: 0.0
         self._robot: Any = None
-        self._arms: List[Arm] = []
-        self._positions, self._next, self._failures = _Positions(), _NextAction(), Failures()
+        self._arms: List[lerobot.Arm] = []
+        self._positions, self._failures = _Positions(), Failures()
+        self._next: Deque[Tuple[Dict[str, float], float]] = deque(maxlen=1)  # the newest set point, and when it came
         self._off: Tuple[str, ...] = ()  # joints without torque
         self._jobs: queue.Queue[Callable[[], None]] = queue.Queue()
         self._new, self._ending = threading.Event(), threading.Event()
         self._thread: Optional[threading.Thread] = None
-        self._stop = StopAnswer()
 
     def spec(self) -> DriverSpec:
         return self._spec
@@ -151,12 +127,12 @@ class LeRobotArms:
             DriverError: LeRobot or its robot cannot be used, its joints are others, or it is not calibrated.
         """
         self._clock = clock
-        self._robot = lerobot_library.make_robot(self._type, self._params, self._degrees)
-        self._arms = lerobot_library.arms_of(self._robot)
+        self._robot = lerobot.make_robot(self._type, self._params, self._degrees)
+        self._arms = lerobot.arms_of(self._robot)
         self._check_joints()
         try:
-            command = lerobot_library.calibration_command(ROBOTS, self._type, self._params)
-            lerobot_library.open_buses(self._arms, f"Support the arm and run {command}")
+            command = lerobot.calibration_command(lerobot.ROBOT, self._type, self._params)
+            lerobot.open_buses(self._arms, f"Support the arm and run {command}")
             self._look_at_torque()
             self._exchange()
         except DriverError:
@@ -164,12 +140,11 @@ class LeRobotArms:
             raise
         except Exception as e:  # of LeRobot, of no common kind
             self.close()
-            raise DriverError(f"{self._type}: its motors do not answer ({text(e)}). Check power and port") from e
+            raise DriverError(f"{self._type}: its motors do not answer ({why(e)}). Check power and port") from e
         self._thread = threading.Thread(target=self._run, name="lerobot-bus", daemon=True)
         self._thread.start()
 
     def read(self) -> Reading:
-        """Return the newest positions, with speeds that are derived from them."""
         state = self._positions.newest
         if state is None:
             raise DriverError("the arms are not connected")
@@ -193,11 +168,8 @@ class LeRobotArms:
         if silent:
             raise DriverError(silent)
         sent[gripper] = np.clip(sent[gripper], self._low[gripper], self._high[gripper])
-        self._next.put(dict(zip(self._joints.keys, (sent / self._scale).tolist())), self._clock())
+        self._next.append((dict(zip(self._joints.keys, (sent / self._scale).tolist())), self._clock()))
         self._new.set()
-
-    def hold(self) -> None:
-        """Send nothing: the motors keep their last set point."""
 
     def set(self, name: str, value: Any) -> None:
         """Set "torque" of all joints; the thread does it, and `read` reports it."""
@@ -210,12 +182,7 @@ class LeRobotArms:
         self._failures.lasting = ""
         self._order(self._switch_on)
 
-    def stop(self, reason: str, level: int = 0) -> bool:
-        """Return whether positions were read since. At every level the motors stand at their last set point."""
-        return self._stop.given(level, self._clock(), self.read().stamp)
-
     def close(self) -> None:
-        """End the thread and close the buses. The motors keep torque and set point."""
         self._ending.set()
         self._new.set()
         if self._thread is not None:
@@ -224,7 +191,7 @@ class LeRobotArms:
                 logger.warning("%s: a bus has not answered for %g s. It is left open.", self._type, ENDS)
                 return
         for arm in self._arms:
-            lerobot_library.close_bus(arm, torque_off=False)
+            lerobot.close_bus(arm, torque_off=False)
         self._arms = []
 
     # By the thread that has the buses, once it runs.
@@ -240,8 +207,8 @@ class LeRobotArms:
                     self._look_at_torque()
                 self._failures.worked()
             except Exception as e:  # of LeRobot, of no common kind: the loop has to know it, and the thread goes on
-                self._failures.failed(f"{self._type}: {text(e)}")
-                lerobot_library.drop_late_answers(self._arms)
+                self._failures.failed(f"{self._type}: {why(e)}")
+                lerobot.drop_late_answers(self._arms)
             self._new.wait(PERIOD)
             self._new.clear()
 
@@ -252,14 +219,15 @@ class LeRobotArms:
                 self._jobs.get()()
                 self._look_at_torque()
             except Exception as e:  # of LeRobot, of no common kind
-                self._failures.lasting = f"{self._type}: {text(e)}"
-            lerobot_library.drop_late_answers(self._arms)  # it tries again by itself where it switches torque
+                self._failures.lasting = f"{self._type}: {why(e)}"
+            lerobot.drop_late_answers(self._arms)  # it tries again by itself where it switches torque
 
     def _exchange(self) -> None:
         """Send the newest set point, if it was not sent, and read the positions."""
-        action = self._next.take(self._clock())
-        if action is not None and not self._off:  # motors of some kinds get torque by a set point
-            self._send(action)
+        if self._next:
+            action, came = self._next.pop()
+            if self._clock() - came <= LATE and not self._off:  # motors of some kinds get torque by a set point
+                self._send(action)
         began = self._clock()
         got = self._robot.get_observation()
         q = self._scale * np.array([got[key] for key in self._joints.keys], np.float64)
@@ -278,12 +246,12 @@ class LeRobotArms:
                                           "limit motion here")  # fmt: skip
 
     def _look_at_torque(self) -> None:
-        self._off = tuple(arm.prefix + motor for arm in self._arms for motor in lerobot_library.without_torque(arm))
+        self._off = tuple(arm.prefix + motor for arm in self._arms for motor in lerobot.without_torque(arm))
 
     def _switch_on(self) -> None:
         for arm in self._arms:
-            lerobot_library.switch_on(arm)
-        self._next.drop()  # one of before is not sent any more
+            lerobot.switch_on(arm)
+        self._next.clear()  # one of before is not sent any more
         self._positions.past.clear()
 
     def _switch_off(self) -> None:
@@ -302,5 +270,5 @@ class LeRobotArms:
         modes = {arm.prefix + name: motor.norm_mode.value for arm in self._arms for name, motor in
                  arm.bus.motors.items()}  # fmt: skip
         for joint, gripper in zip(self._joints.names, self._joints.gripper):
-            if self._degrees and modes.get(joint) != (SHARE if gripper else DEGREES):
-                raise DriverError(f"{joint}: its unit is {modes.get(joint)}. {WRITE_SCALE}")
+            if self._degrees and modes.get(joint) != (lerobot.SHARE if gripper else lerobot.DEGREES):
+                raise DriverError(f"{joint}: its unit is {modes.get(joint)}. {lerobot.WRITE_SCALE}")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import time
 from typing import Any, Callable, Optional
 
 import numpy as np
 
+from serl_chunk_robot.drivers.base import vendor
 from serl_chunk_robot.drivers.camera import READ_WITHIN, CameraError, CameraSpec, Frame
 
 
@@ -42,10 +42,7 @@ class RealSenseCamera:
 
     def open(self, clock: Callable[[], float]) -> None:
         """Open the camera. Raises CameraError with the command or the setting that helps."""
-        try:
-            rs: Any = importlib.import_module("pyrealsense2")
-        except ImportError as e:
-            raise CameraError(f"RealSense cameras need librealsense ({e}). Run: pip install pyrealsense2") from e
+        rs = vendor("pyrealsense2", CameraError, "Run: pip install pyrealsense2")
         self._rs, self._clock = rs, clock
         there = [device.get_info(rs.camera_info.serial_number) for device in rs.context().query_devices()]
         if self._serial not in there:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Optional, Tuple
+from typing import Callable, Optional, Tuple
+
+from serl_chunk_robot.drivers.base import Driver
 
 HALF = 2.5  # s; offsets of the last 2.5 to 5 s count, in which clocks that drift by 200 ppm part by 1 ms
+ROUNDS = 2  # that failed in a row: a fault
 
 
 class StampMap:
@@ -28,17 +31,43 @@ class StampMap:
         return stamp + min(self._now, self._before)
 
 
-class StopAnswer:
-    """The answer of a robot to a stop, whose only sign is a state that is newer than the stop."""
+class StampedDriver(Driver):
+    """A driver whose robot answers a stop by a state alone: one that is newer than the stop."""
 
-    def __init__(self) -> None:
-        self._stopped: Optional[Tuple[int, float]] = None  # level, since when
+    _clock: Callable[[], float]
+    _stopped: Optional[Tuple[int, float]] = None  # level, since when
 
-    def given(self, level: int, now: float, stamp: float) -> bool:
-        """Return whether a state's stamp is newer than the first call with this level, after the last answer."""
+    def stop(self, reason: str, level: int = 0) -> bool:
+        """Return whether states came since. At every level the motors stand at their last set point.
+
+        The measured pose is no target: motors that do not answer may read anything.
+        """
+        now, stamp = self._clock(), self.read().stamp
         if self._stopped is None or self._stopped[0] != level:
             self._stopped = level, now
-        if stamp <= self._stopped[1]:
-            return False
-        self._stopped = None
-        return True
+        answered = stamp > self._stopped[1]
+        self._stopped = None if answered else self._stopped
+        return answered
+
+
+class Failures:
+    """A fault that lasts until it is cleared, and rounds that failed in a row.
+
+    Written by the driver's thread; the loop's clears what lasts.
+    """
+
+    def __init__(self) -> None:
+        self.lasting = ""
+        self._rounds, self._why = 0, ""
+
+    def failed(self, why: str) -> None:
+        self._why = why
+        self._rounds += 1
+
+    def worked(self) -> None:
+        self._rounds = 0
+
+    @property
+    def silent(self) -> str:
+        """Why the last rounds failed; empty while it is fewer than ROUNDS."""
+        return self._why if self._rounds >= ROUNDS else ""

@@ -9,8 +9,8 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from serl_chunk_robot.drivers.base import DriverError, DriverSpec, Reading, equal_arms, sendable
-from serl_chunk_robot.drivers.stamps import StampMap, StopAnswer
+from serl_chunk_robot.drivers.base import DriverError, DriverSpec, Reading, equal_arms, sendable, vendor
+from serl_chunk_robot.drivers.stamps import StampedDriver, StampMap
 
 INSTALL = "Run pip install trossen-arm (Python 3.10 or newer), in the version of the controllers' firmware"
 SIZE = 7  # numbers of an arm: six joints, rad, and a gripper
@@ -22,7 +22,7 @@ BEYOND = 0.06  # rad: the server lets an arm be 0.05 beyond its limits when it s
 OPEN = 0.04  # m, of a gripper
 
 
-class TrossenArms:
+class TrossenArms(StampedDriver):
     """WidowX AI arms as one robot. A gripper's unit is its opening: 0 at 0 m, 1 at 0.04 m.
 
     An arm that was connected is in the mode idle, in which it takes no set points: the server reports that as no
@@ -50,7 +50,6 @@ class TrossenArms:
         self._torque = False
         self._last: Any = None  # the newest reading
         self._busy: Optional[threading.Thread] = None  # that switches modes
-        self._stop = StopAnswer()
 
     def spec(self) -> DriverSpec:
         n = len(self._addresses)
@@ -60,10 +59,7 @@ class TrossenArms:
 
     def connect(self, clock: Callable[[], float]) -> None:
         """Connect to each controller; clears no error and sets no mode. Raises DriverError with the address."""
-        try:
-            import trossen_arm
-        except ImportError as e:
-            raise DriverError(f"trossen_arm cannot be imported ({e}). {INSTALL}.") from e
+        trossen_arm = vendor("trossen_arm", DriverError, INSTALL)
         self._library, self._clock = trossen_arm, clock
         if not hasattr(trossen_arm.TrossenArmDriver, "get_robot_output"):
             raise DriverError("trossen_arm: this version stamps no outputs. Run pip install 'trossen-arm>=1.11'.")
@@ -132,9 +128,6 @@ class TrossenArms:
         for k, row in enumerate(sent):
             self._ask(k, "set_all_positions", row.tolist(), dt, False)
 
-    def hold(self) -> None:
-        """Send nothing: the controllers keep their last goal."""
-
     def set(self, name: str, value: Any) -> None:
         """Set "torque": False is the mode idle of all joints. A thread does it, and `read` reports it."""
         if name != "torque":
@@ -148,12 +141,7 @@ class TrossenArms:
         """
         self._begin(self._clear)
 
-    def stop(self, reason: str, level: int = 0) -> bool:
-        """Return whether all arms sent outputs since. At every level the controllers hold their last goal."""
-        return self._stop.given(level, self._clock(), self.read().stamp)
-
     def close(self) -> None:
-        """Disconnect; changes no mode. What a controller does then is its own matter."""
         for arm in self._arms:
             with contextlib.suppress(Exception):
                 arm.cleanup()

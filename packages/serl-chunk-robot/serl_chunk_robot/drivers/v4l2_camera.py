@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-from pathlib import Path
 from typing import Any, Callable, Optional
 
 import numpy as np
 
+from serl_chunk_robot.drivers.base import linked, vendor
 from serl_chunk_robot.drivers.camera import READ_WITHIN, CameraError, CameraSpec, Frame
 
 BY_ID = "/dev/v4l/by-id"  # links with the serial number of each camera, which udev makes
@@ -54,10 +53,7 @@ class V4L2Camera:
         path = find(self._device)
         # Read when the library is loaded. Its 10 s are longer than a read may take.
         os.environ.setdefault("OPENCV_VIDEOIO_V4L_SELECT_TIMEOUT", str(int(READ_WITHIN)))
-        try:
-            cv2: Any = importlib.import_module("cv2")
-        except ImportError as e:
-            raise CameraError(f"cameras need OpenCV ({e}). Run: pip install opencv-python-headless") from e
+        cv2 = vendor("cv2", CameraError, "Run: pip install opencv-python-headless")
         self._cv2, self._clock, self._number = cv2, clock, 0
         self._stamped: Optional[bool] = None  # whether the driver's stamps are of the monotonic clock
         self._image = np.empty((self._spec.height, self._spec.width, 3), np.uint8)
@@ -117,16 +113,8 @@ class V4L2Camera:
 
 def find(device: str) -> str:
     """Return the path of a device that `V4L2Camera` names. Raises CameraError for none, or one that it may not open."""
-    links = sorted(Path(BY_ID).glob("*-video-index0"))  # not a camera's further devices, as that of its metadata
-    if "/" in device:
-        found = [Path(device)] if Path(device).exists() else []
-    else:
-        found = [link for link in links if device in link.name]
-    if len(found) != 1:
-        there = ", ".join(link.name for link in links) or "none"
-        many = f"{len(found)} cameras have this in their names" if found else "no such camera. Is it plugged in?"
-        raise CameraError(f"device {device!r}: {many} (in {BY_ID}: {there})")
-    path = os.path.realpath(found[0])
+    # Not a camera's further devices, as that of its metadata.
+    path = os.path.realpath(linked(device, BY_ID, "*-video-index0", "camera", CameraError))
     if not os.access(path, os.R_OK | os.W_OK):
         raise CameraError(f"{path}: not permitted. Run: sudo usermod -aG video $USER, and log in again")
     return path

@@ -38,6 +38,23 @@ def quat_of_euler(euler: np.ndarray) -> np.ndarray:
                      cr * cp * sy - sr * sp * cy, cr * cp * cy + sr * sp * sy])  # fmt: skip
 
 
+def rotation(turn: np.ndarray) -> np.ndarray:
+    """The rotation, [3, 3], about an axis, [3], by its length, rad (Rodrigues' formula)."""
+    angle = float(np.linalg.norm(turn))
+    if angle < 1e-12:
+        return np.eye(3)
+    x, y, z = turn / angle
+    cross = np.array([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]])
+    return np.asarray(np.eye(3) + np.sin(angle) * cross + (1.0 - np.cos(angle)) * (cross @ cross))
+
+
+def axis_angle(matrix: np.ndarray) -> np.ndarray:
+    """The axis of a rotation [3, 3], [3], as long as its angle, rad; the inverse of `rotation` below pi."""
+    w = np.array([matrix[2, 1] - matrix[1, 2], matrix[0, 2] - matrix[2, 0], matrix[1, 0] - matrix[0, 1]])
+    sine = float(np.linalg.norm(w))
+    return np.asarray(w * (np.arctan2(sine, np.trace(matrix) - 1) / sine)) if sine > 1e-12 else np.zeros(3)
+
+
 def unwrapped(euler: np.ndarray, near: np.ndarray) -> np.ndarray:
     """The same angles, [3], by whole turns as near to `near`, [3], as they get."""
     return euler + 2 * np.pi * np.round((near - euler) / (2 * np.pi))

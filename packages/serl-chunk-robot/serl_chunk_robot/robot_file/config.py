@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Container, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
 from serl_chunk_robot.control.motions import SPEED, Step
+from serl_chunk_robot.devices import HOSTED
 from serl_chunk_robot.drivers import BUILT_IN, CAMERAS
 from serl_chunk_robot.drivers.base import Driver, DriverSpec
 from serl_chunk_robot.drivers.camera import Camera, CameraSpec
 from serl_chunk_robot.errors import ConfigError
 from serl_chunk_robot.geometry.kinematics import Arms, Chain, Link
 from serl_chunk_robot.robot_file.camera_views import View, read_view
-from serl_chunk_robot.robot_file.device_file import DeviceFile, read_devices
-from serl_chunk_robot.robot_file.loading import Source, make
-from serl_chunk_robot.robot_file.poses import check_poses
+from serl_chunk_robot.robot_file.loading import Source, make, maker
 from serl_chunk_robot.robot_file.profiles import CAUTIOUS, Profile, read_profiles
 from serl_chunk_robot.robot_file.ranges import RANGES, check_options, check_relative, ranged, spec_fault
 from serl_chunk_robot.robot_file.toml_file import Table, read_toml, unknown
-from serl_chunk_robot.wire.protocol import FRAMES_PORT, MAX_SIDE
+from serl_chunk_robot.safety.gate import Gate
+from serl_chunk_robot.wire.protocol import DEFAULT_PORT, FRAMES_PORT, MAX_SIDE
 
-PORT = 5600  # of commands; state is published at the next one, frames of cameras and readings of devices after it
 HAIR = 0.05  # rad: an arm at a limit, as ALOHA's asleep, is measured a little beyond it
 
 _KEYS = ("name", "driver", "host", "port", "rate", "start", "keys", "profile", "kinematics", "reset", "park", "effort",
@@ -35,7 +35,7 @@ _ARM = ("base", "yaw", "joints", "links", "tip")
 _METHODS = ("spec", "connect", "read", "command", "hold", "set", "clear_faults", "stop", "close")
 _CAMERA_METHODS = ("spec", "open", "read", "close")
 _OF_TABLE = ("name", "driver", "latency", *View._fields)  # keys of [[camera]] that are no options of its class
-_CAMERA_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 
 
 class CameraFile(NamedTuple):
@@ -48,6 +48,15 @@ class CameraFile(NamedTuple):
     view: View = View()
     latency: float = 0.0  # s by which the camera's stamps are late
     of: str = ""  # the table whose device it is another view of; empty: it has its own
+
+
+class DeviceFile(NamedTuple):
+    """A table [[device]] of a robot's file."""
+
+    name: str
+    source: Source
+    port: int  # at which its readings are published
+    arm: int  # the first arm that it moves, 0: the left one; -1: the one after those of the device before
 
 
 class RobotFile(NamedTuple):
@@ -93,18 +102,19 @@ def load(path: Union[str, Path], *, driver: str = "") -> RobotFile:
     keys = path.parent / table.text("keys") if "keys" in table.values else None
     if keys is not None and not keys.is_dir():
         raise table.wrong("keys", "a folder")
+    port, rate = table.whole("port", DEFAULT_PORT, *RANGES["port"]), table.values.get("rate")
     file = RobotFile(
         path, table.text("name"), driver or table.text("driver"), options, table.text("host", "127.0.0.1"),
-        table.whole("port", PORT, *RANGES["port"]), ranged(table, "rate", 200.0) if "rate" in table.values else None,
-        table.text("start", CAUTIOUS), keys,
+        port, None if rate is None else ranged(table, "rate", 200.0), table.text("start", CAUTIOUS), keys,
     )  # fmt: skip
-    spec = _spec(file)
+    spec: DriverSpec = _spec(_driver(file), lambda: load_driver(file), spec_fault)
     size = len(spec.low)
-    if not table.flag("needs_go", True) and not spec.simulated:
+    needs_go = table.flag("needs_go", True)
+    if not needs_go and not spec.simulated:
         raise table.wrong(
             "needs_go",
-            "true: the robot is not simulated (DriverSpec.simulated), and the person who cleared it may still be near. "
-            "It moves once an operator runs `serl-chunk robot go`",
+            "true: the robot is not simulated (DriverSpec.simulated), and the person who "
+            "cleared it may still be near. It moves once an operator runs `serl-chunk robot go`",
         )
     if spec.targets == "poses" and "kinematics" in table.values:
         raise table.wrong("kinematics", "no such key: the driver is commanded by poses of the tips")
@@ -121,8 +131,7 @@ def load(path: Union[str, Path], *, driver: str = "") -> RobotFile:
         profiles=read_profiles(table.table("profile"), spec, chains, file.rate), arms=arms, effort=effort,
         reset=tuple(_read_step(step, spec, joints, arms) for step in steps),
         park=table.numbers("park", size, one=False), cameras=cameras,
-        devices=read_devices(table, file.port + FRAMES_PORT + len(cameras), spec),
-        needs_go=table.flag("needs_go", True),
+        devices=read_devices(table, file.port + FRAMES_PORT + len(cameras), spec), needs_go=needs_go,
     )  # fmt: skip
 
 
@@ -183,25 +192,17 @@ def _driver(file: RobotFile) -> Source:
     return Source(file.path, file.driver, file.options, "driver", "driver")
 
 
-def _spec(file: RobotFile) -> DriverSpec:
+def _spec(source: Source, make: Callable[[], Any], fault: Callable[[Any], str]) -> Any:
+    """The spec of a driver or camera, in which there is no `fault`."""
     try:
-        spec = load_driver(file).spec()
-        sizes = {len(spec.low), len(spec.high), len(spec.velocity)}
-        fault = spec_fault(spec) if len(sizes) == 1 else "spec() needs as many of low, high and velocity"
+        spec = make().spec()
+        what = fault(spec)
     except ConfigError:
         raise
-    except Exception as e:
-        raise _driver(file).failed("spec() failed", e) from e
-    if spec.targets == "poses":
-        places = [len([i for i in range(*arm) if i not in spec.grippers]) for arm in spec.arms or ((0, len(spec.low)),)]
-        if set(places) != {6}:
-            raise _driver(file).failed(f"spec() says poses, and arms of {places} numbers and grippers. Each has 6")
-    elif spec.targets != "joints":
-        raise _driver(file).failed(f"spec() has targets {spec.targets!r}, expected 'joints' or 'poses'")
-    if fault or sizes == {0}:
-        raise _driver(file).failed(fault or "spec() has no joints")
-    if len(spec.effort) not in (0, len(spec.low)) or not all(limit > 0 for limit in spec.effort):
-        raise _driver(file).failed("spec() needs no limits of effort, or one above 0 for each joint")
+    except Exception as e:  # of a lab's code
+        raise source.failed("spec() failed", e) from e
+    if what:
+        raise source.failed(what)
     return spec
 
 
@@ -210,13 +211,7 @@ def _read_cameras(table: Table, port: int) -> Tuple[CameraFile, ...]:
     found: Dict[str, CameraFile] = {}
     devices: Dict[str, Tuple[Source, CameraSpec]] = {}
     for k, each in enumerate(table.tables("camera", None)):
-        name = each.text("name")
-        if not _CAMERA_NAME.fullmatch(name):
-            raise each.wrong("name", "a letter, then letters, digits and '_'")
-        if name in found:
-            raise each.wrong("name", "a name that no camera before has")
-        if port + FRAMES_PORT + k > 65535:
-            raise table.wrong("port", "one with a free port after it for the state and for each camera, up to 65535")
+        name = _read_name(each, found, table, port + FRAMES_PORT + k)
         of = each.text("of") if "of" in each.values else ""
         if of:
             Table(each.file, each.name, each.values, ("name", "of", *View._fields))
@@ -234,19 +229,27 @@ def _read_cameras(table: Table, port: int) -> Tuple[CameraFile, ...]:
     return tuple(found.values())
 
 
+def _read_name(table: Table, taken: Container[str], file: Table, port: int) -> str:
+    """The name of a camera or device that publishes at a port."""
+    name = table.text("name")
+    if not _NAME.fullmatch(name) or name in taken:
+        raise table.wrong("name", "a letter, then letters, digits and '_', that none before it has")
+    if port > 65535:
+        raise file.wrong(
+            "port", "one with a free port after it for the state and for each camera and device, up to 65535"
+        )
+    return name
+
+
 def _read_device(table: Table) -> Tuple[Source, CameraSpec]:
     """The camera of a table [[camera]], which is made for the size of its pictures."""
     source = Source.of(table, _OF_TABLE, CAMERAS, "camera")
-    try:
-        spec = load_camera(source).spec()
+
+    def fault(spec: CameraSpec) -> str:
         fits = all(type(n) is int and 0 < n <= MAX_SIDE for n in (spec.height, spec.width))
-    except ConfigError:
-        raise
-    except Exception as e:  # of a lab's code
-        raise source.failed("spec() failed", e) from e
-    if not fits:
-        raise source.failed(f"spec() needs a height and a width from 1 to {MAX_SIDE} pixels")
-    return source, spec
+        return "" if fits else f"spec() needs a height and a width from 1 to {MAX_SIDE} pixels"
+
+    return source, _spec(source, lambda: load_camera(source), fault)
 
 
 def _read_arms(table: Table, size: int) -> Tuple[Optional[Arms], Optional[List[Any]]]:
@@ -261,7 +264,12 @@ def _read_arms(table: Table, size: int) -> Tuple[Optional[Arms], Optional[List[A
     chains, joints, plain = [], [], []
     for each in tables:
         arm = Table(each.file, each.name, {**common, **each.values}, _ARM)
-        links = [_read_link(link) for link in arm.tables("links", ("offset", "axis"))]
+        links = []
+        for link in arm.tables("links", ("offset", "axis")):
+            offset, axis = link.vector("offset", 3, RANGES["links"]), link.vector("axis", 3)
+            if abs(np.linalg.norm(axis) - 1) > 1e-6:
+                raise link.wrong("axis", "a vector of length 1")
+            links.append(Link(tuple(offset.tolist()), tuple(axis.tolist())))
         indices = arm.values.get("joints")
         if not isinstance(indices, list) or not all(type(j) is int and 0 <= j < size for j in indices):
             raise arm.wrong("joints", f"a list of joints, from 0 to {size - 1}")
@@ -275,15 +283,6 @@ def _read_arms(table: Table, size: int) -> Tuple[Optional[Arms], Optional[List[A
     if len({len(indices) for indices in joints}) > 1:
         raise shared.wrong("arm", "arms of as many joints each")
     return Arms(chains, joints, size), plain
-
-
-def _read_link(table: Table) -> Link:
-    offset, axis = table.vector("offset", 3, RANGES["links"]), table.vector("axis", 3)
-    if abs(np.linalg.norm(axis) - 1) > 1e-6:
-        raise table.wrong("axis", "a vector of length 1")
-    x, y, z = offset.tolist()
-    u, v, w = axis.tolist()
-    return Link((x, y, z), (u, v, w))
 
 
 def _read_step(table: Table, spec: DriverSpec, joints: np.ndarray, chains: Optional[Arms]) -> Step:
@@ -308,9 +307,12 @@ def _read_step(table: Table, spec: DriverSpec, joints: np.ndarray, chains: Optio
         raise table.wrong("random", "numbers that are not negative")
     if not isinstance(table.values.get("random"), list):
         random[~joints] = 0.0  # one number is not for grippers
-    widths = np.array(spec.high, np.float64) - np.array(spec.low, np.float64)
-    check_relative(table, "random", random, spec, {"range": widths})
-    waits, stands = _read_wait(table)
+    check_relative(table, "random", random, spec, {"range": np.subtract(spec.high, spec.low, dtype=np.float64)})
+    waits = table.values.get("wait") == "operator"
+    low, high, why = RANGES["wait"]
+    stands = 0.0 if waits else table.values.get("wait", 0.0)
+    if type(stands) not in (int, float) or not low <= stands <= high:
+        raise table.wrong("wait", f"'operator', or seconds up to {high:g} ({why})")
     new_object = table.flag("new_object", False)
     every = 0 if new_object and "every" not in table.values else table.whole("every", 1, *RANGES["every"])
     add, tips, relieve = spread("add", 0.0, one=False), (), False  # type: Tuple[np.ndarray, Tuple[int, ...], bool]
@@ -330,9 +332,8 @@ def _read_step(table: Table, spec: DriverSpec, joints: np.ndarray, chains: Optio
             least = np.full(size, -np.inf)
             least[of_tips] = ranged(table, "height", 0.0)
     elif "relieve" in table.values:
-        raise table.wrong(
-            "relieve", "no such key: this robot is commanded by joints, which hang below their set points"
-        )
+        what = "no such key: this robot is commanded by joints, which hang below their set points"
+        raise table.wrong("relieve", what)
     elif "height" in table.values:
         raise table.wrong("height", "no such key: this robot is commanded by joints. Write `lift`")
     elif height or pose is not None:
@@ -345,19 +346,8 @@ def _read_step(table: Table, spec: DriverSpec, joints: np.ndarray, chains: Optio
     return Step(
         spread("joints", np.nan, one=False), add, random, _read_gripper(table, grippers), grippers,
         table.table("set").values, every, waits,
-        ranged(table, "speed", SPEED), tips, height, pose, least, stands, relieve, new_object,
+        ranged(table, "speed", SPEED), tips, height, pose, least, float(stands), relieve, new_object,
     )  # fmt: skip
-
-
-def _read_wait(table: Table) -> Tuple[bool, float]:
-    """Whether a step waits for the operator at its end, and the seconds for which it stands there."""
-    wait = table.values.get("wait", 0.0)
-    if wait == "operator":
-        return True, 0.0
-    low, high, why = RANGES["wait"]
-    if type(wait) not in (int, float) or not low <= wait <= high:
-        raise table.wrong("wait", f"'operator', or seconds up to {high:g} ({why})")
-    return False, float(wait)
 
 
 def _read_tip(table: Table) -> Tuple[float, Optional[np.ndarray]]:
@@ -382,3 +372,119 @@ def _read_gripper(table: Table, grippers: Sequence[int]) -> Union[str, float]:
     if value not in ("open", "close", "keep"):
         raise table.wrong("gripper", "open, close, keep or a number")
     return value
+
+
+def read_devices(table: Table, port: int, spec: DriverSpec) -> Tuple[DeviceFile, ...]:
+    """Read tables [[device]]; opens nothing.
+
+    Args:
+        port: of the first one's readings.
+        spec: of the robot.
+
+    Raises:
+        ConfigError: with the key and what is valid.
+    """
+    found: List[DeviceFile] = []
+    taken: Dict[str, str] = {}  # serial port -> key that names it
+    _take_ports(taken, "driver", table.values.get("driver"))
+    for k, each in enumerate(table.tables("device", None)):
+        name = _read_name(each, [device.name for device in found], table, port + k)
+        source = Source.of(each, ("name", "driver", "arm"), HOSTED, "device")
+        maker(source, HOSTED)
+        _take_ports(taken, each.name, source.options)
+        found.append(DeviceFile(name, source, port + k, each.whole("arm", -1, 0, len(spec.arms or (0,)) - 1)
+                                if "arm" in each.values else -1))  # fmt: skip
+    return tuple(found)
+
+
+def _take_ports(taken: Dict[str, str], name: str, values: Any) -> None:
+    """Note the serial ports in a table, also in those within it.
+
+    Raises:
+        ConfigError: a port that another table has. One leader would move two arms, or disturb the robot's own bus.
+    """
+    for key, value in values.items() if isinstance(values, Mapping) else ():
+        if key != "port" or not isinstance(value, str):
+            _take_ports(taken, f"{name}.{key}", value)
+            continue
+        other = taken.setdefault(os.path.realpath(value), f"{name}.{key}")
+        if other != f"{name}.{key}":
+            what = f"{value!r} is the port of {other} too, expected one of its own. Run: ls -l /dev/serial/by-id"
+            raise ConfigError(what, parameter=f"{name}.{key}")
+
+
+def check_poses(file: RobotFile, spec: DriverSpec) -> None:
+    """Compare the park pose and the places of resets, with all that may be drawn, with each profile's limits.
+
+    A place that depends on where a reset begins is compared as far as it is known. Raises ConfigError with the profile,
+    the joint and its values.
+    """
+    park = () if file.park is None else (("park", Step.to(file.park)),)
+    steps = file.reset or ((Step.to(spec.home),) if spec.home else ())
+    for profile in file.profiles.values():
+        way = _Way(file, profile, file.arms, len(spec.low))
+        for due in (park, *_resets(steps)):
+            way.lead(due)
+
+
+def _resets(steps: Sequence[Step]) -> List[Tuple[Tuple[str, Step], ...]]:
+    """The different resets that steps make, by the number of the episode and for a new object."""
+    every = {1, *(step.every for step in steps if step.every)}
+    episodes = {0, *(a * b for a in every for b in every)}
+    due = (tuple(k for k, step in enumerate(steps) if step.due(episode, new)) for episode in sorted(episodes)
+           for new in (False, True))  # fmt: skip
+    return [tuple((f"reset.step[{k}]", steps[k]) for k in each) for each in dict.fromkeys(due)]
+
+
+class _Way:
+    """Follows steps under a profile from a place that is not known."""
+
+    def __init__(self, file: RobotFile, profile: Profile, arms: Optional[Arms], size: int) -> None:
+        self._file, self._profile, self._limits, self._arms = file, profile, profile.limits, arms
+        self._size = size
+        self._gate = None if self._limits.workspace is None else Gate(self._limits, 1.0, arms)
+
+    def lead(self, steps: Sequence[Tuple[str, Step]]) -> None:
+        low = high = np.full(self._size, np.nan)  # where each joint may be; nan: not known
+        for name, step in steps:
+            tips = {tip: self._led(name, step, tip, (low + high) / 2) for tip in step.tips}
+            least = np.full(self._size, np.nan)
+            if step.least is not None:
+                least[np.isfinite(step.least)] = step.least[np.isfinite(step.least)]
+            low, high = (step.goal(low, self._limits) - step.random, step.goal(high, self._limits) + step.random)
+            for tip, there in tips.items():
+                assert self._arms is not None
+                joints = self._arms.joints[tip]
+                low[joints] = high[joints] = there
+            self._check(name, np.fmax(least, low), np.fmax(least, high))
+            if step.relieve:
+                joints = ~np.isin(np.arange(self._size), step.grippers)
+                low[joints] = high[joints] = np.nan
+
+    def _led(self, name: str, step: Step, tip: int, place: np.ndarray) -> np.ndarray:
+        """Where a step leads the joints of an arm by its tip, from `place`, float64[J]; nan where that is not known."""
+        assert self._arms is not None
+        joints = self._arms.joints[tip]
+        if np.isnan(place[joints]).any():
+            return np.full(len(joints), np.nan)
+        start = np.where(np.isnan(place), (self._limits.low + self._limits.high) / 2, place)
+        try:
+            return step._replace(tips=(tip,)).way(name, start, self._limits, self._arms)[-1, joints]  # type: ignore[no-any-return]
+        except ConfigError as e:
+            raise self._wrong(name, e.message) from e
+
+    def _check(self, name: str, low: np.ndarray, high: np.ndarray) -> None:
+        limits = self._limits
+        outside = (low < limits.low) | (high > limits.high)  # not where it is not known
+        if outside.any():
+            j = int(np.argmax(outside))
+            there = f"{low[j]:.4g}" if low[j] == high[j] else f"{low[j]:.4g} to {high[j]:.4g}"
+            raise self._wrong(name, f"joint {j} would go to {there}, expected a place within this profile's "
+                              f"{limits.low[j]:.4g} to {limits.high[j]:.4g}")  # fmt: skip
+        if self._gate is not None and self._gate.outside((low + high)[None] / 2)[0] > 0:
+            raise self._wrong(name, "the arms would leave this profile's workspace")
+
+    def _wrong(self, name: str, what: str) -> ConfigError:
+        ends = ": `end` could not park under it" if name == "park" else ""
+        return ConfigError(f"{name}: {what}{ends}. Widen the profile's limits in {self._file.path}, or change {name}",
+                           parameter=f"profile.{self._profile.name}")  # fmt: skip

@@ -39,7 +39,6 @@ class Source(NamedTuple):
         return source
 
     def failed(self, what: str, error: Optional[Exception] = None) -> ConfigError:
-        """The error of a driver that cannot be used."""
         why = "" if error is None else f" ({type(error).__name__}: {error})"
         return ConfigError(f"{self.driver} in {self.path}: {what}{why}", parameter=self.key)
 

@@ -12,8 +12,7 @@ from serl_chunk_robot.drivers.base import DriverSpec
 from serl_chunk_robot.errors import ConfigError
 from serl_chunk_robot.robot_file.ranges import RANGES, check_braking, check_relative, ranged, yardsticks
 from serl_chunk_robot.robot_file.toml_file import Table, unknown
-from serl_chunk_robot.safety.limits import GripLimits, Limits, Workspace
-from serl_chunk_robot.safety.motion import Rates
+from serl_chunk_robot.safety.motion import GripLimits, Limits, Rates, Workspace
 
 RATES = ("velocity", "acceleration", "jerk")
 GRIP = ("grip_effort", "grip_seconds")
@@ -128,7 +127,13 @@ def _read_limits(table: Table, base: Limits, chains: object, grippers: Sequence[
     if chains is None:
         raise ConfigError(f"needs the arms' kinematics, and {table.file} has no table [kinematics]. Add it.",
                           parameter=table.dotted("workspace"))  # fmt: skip
-    return limits._replace(workspace=_read_workspace(table.table("workspace", WORKSPACE)))
+    space = table.table("workspace", WORKSPACE)
+    low, high = (space.vector(key, 3, RANGES["workspace"]) for key in ("low", "high"))
+    if (low >= high).any():
+        raise space.wrong("high", f"above low, {low.tolist()}")
+    return limits._replace(
+        workspace=Workspace(low, high, ranged(space, "between_arms", 0.0), ranged(space, "radius", 0.0))
+    )
 
 
 def _read_grip(table: Table, base: Limits, grippers: List[int]) -> Optional[GripLimits]:
@@ -146,13 +151,6 @@ def _read_grip(table: Table, base: Limits, grippers: List[int]) -> Optional[Grip
     elif base.grip is None:
         raise table.wrong("grip_effort", "the effort that grip_seconds is of")
     return GripLimits(effort, ranged(table, "grip_seconds", grip.seconds))
-
-
-def _read_workspace(table: Table) -> Workspace:
-    low, high = (table.vector(key, 3, RANGES["workspace"]) for key in ("low", "high"))
-    if (low >= high).any():
-        raise table.wrong("high", f"above low, {low.tolist()}")
-    return Workspace(low, high, ranged(table, "between_arms", 0.0), ranged(table, "radius", 0.0))
 
 
 def _digest(limits: Limits, chains: object) -> str:

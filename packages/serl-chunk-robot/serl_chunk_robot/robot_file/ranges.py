@@ -123,7 +123,16 @@ def check_relative(table: Table, key: str, values: np.ndarray, spec: DriverSpec,
 
 
 def spec_fault(spec: DriverSpec) -> str:
-    """Return what is wrong with the numbers that a driver says of itself; empty where nothing is."""
+    """Return what is wrong with what a driver says of itself; empty where nothing is."""
+    if not len(spec.low) == len(spec.high) == len(spec.velocity) > 0:
+        return "spec() needs as many of low, high and velocity, one for each joint"
+    if spec.targets not in ("joints", "poses"):
+        return f"spec() has targets {spec.targets!r}, expected 'joints' or 'poses'"
+    places = [len([i for i in range(*arm) if i not in spec.grippers]) for arm in spec.arms or ((0, len(spec.low)),)]
+    if spec.targets == "poses" and set(places) != {6}:
+        return f"spec() says poses, and arms of {places} numbers and grippers. Each has 6"
+    if len(spec.effort) not in (0, len(spec.low)) or not all(limit > 0 for limit in spec.effort):
+        return "spec() needs no limits of effort, or one above 0 for each joint"
     low, high, velocity = (np.array(x, np.float64) for x in (spec.low, spec.high, spec.velocity))
     if not (np.isfinite([low, high, velocity]).all() and (low < high).all() and (velocity > 0).all()):
         return "spec() needs finite numbers, low < high and velocities above 0"
@@ -151,7 +160,7 @@ def spec_fault(spec: DriverSpec) -> str:
 
 def check_braking(
     table: Table, velocity: np.ndarray, acceleration: np.ndarray, jerk: np.ndarray, grippers: Sequence[int]
-) -> None:  # fmt: skip
+) -> None:
     """Refuse rates, float64[J] each, under which a joint brakes for longer than STANDS_WITHIN. Raises ConfigError."""
     full = velocity / acceleration + acceleration / jerk
     seconds = np.where(velocity * jerk < acceleration**2, 2 * np.sqrt(velocity / jerk), full)
@@ -163,4 +172,4 @@ def check_braking(
             f"joint {j} would brake from {velocity[j]:g} for {seconds[j]:.3g} s with acceleration {acceleration[j]:g} "
             f"and jerk {jerk[j]:g} in {table.file}, expected {STANDS_WITHIN:g} s at most. Raise acceleration or jerk",
             parameter=table.dotted(key),
-        )  # fmt: skip
+        )

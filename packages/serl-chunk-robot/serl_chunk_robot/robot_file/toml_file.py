@@ -36,7 +36,6 @@ class Table:
                 raise unknown(self.dotted(key), key, valid, f"unknown key ({values[key]!r} in {file})")
 
     def dotted(self, key: str) -> str:
-        """The name of a key in the whole file."""
         return f"{self.name}.{key}" if self.name else key
 
     def wrong(self, key: str, expected: str) -> ConfigError:
@@ -51,9 +50,7 @@ class Table:
             raise self.wrong(key, "a text")
         return value
 
-    def number(
-        self, key: str, default: float, low: float = -math.inf, high: float = math.inf, why: str = ""
-    ) -> float:  # fmt: skip
+    def number(self, key: str, default: float, low: float = -math.inf, high: float = math.inf, why: str = "") -> float:
         """A number from `low` to `high`. `why`: no other one is valid."""
         value = self.values.get(key, default)
         if not _is_number(value) or not low <= value <= high:
@@ -75,7 +72,7 @@ class Table:
 
     def numbers(
         self, key: str, size: int, *, sign: int = 0, one: bool = True, within: Tuple[float, float, str] = ANY
-    ) -> Optional[np.ndarray]:  # fmt: skip
+    ) -> Optional[np.ndarray]:
         """float64[size]; None where the key is not there.
 
         Args:

@@ -14,8 +14,7 @@ from typing import NamedTuple, Optional, Tuple
 import numpy as np
 
 from serl_chunk_robot.geometry.kinematics import Arms
-from serl_chunk_robot.safety.limits import Limits
-from serl_chunk_robot.safety.motion import SetPoint, braked, peak_speed, stopping_distance
+from serl_chunk_robot.safety.motion import Limits, SetPoint, braked, peak_speed, stopping_distance
 
 CLOSE = 1e-9  # rad
 SLACK = 1 + 1e-7  # of rounding

@@ -40,7 +40,6 @@ class Measured:
         self._same_target = self._low
 
     def forget(self) -> None:
-        """Begin anew: power came back, or the arms were moved by hand."""
         self.__init__(self._low, self._high, self._velocity)  # type: ignore[misc]
 
     def judge(self, sample: Sample, now: float, target: np.ndarray) -> bool:

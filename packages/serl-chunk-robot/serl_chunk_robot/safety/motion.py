@@ -1,4 +1,4 @@
-"""The set point of all joints, and how it brakes: a jerk-limited deceleration and a bound of its distance.
+"""The set point of all joints, how it brakes, by a jerk-limited deceleration, and its limits under one profile.
 
 Velocities, accelerations and jerks are differences of set points over one pass of the loop, so that a limit holds for
 what the driver receives, whatever the arms make of it.
@@ -6,7 +6,7 @@ what the driver receives, whatever the arms make of it.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 import numpy as np
 
@@ -80,3 +80,35 @@ def stopping_distance(velocity: np.ndarray, acceleration: np.ndarray, rates: Rat
     ramp = np.minimum(rates.acceleration / rates.jerk, np.sqrt(u / rates.jerk))
     rise = np.maximum(acceleration, 0.0) / rates.jerk
     return np.where(at_once, 0.0, u * (rise + u / (2 * rates.acceleration) + 1.1 * ramp + 0.5 * dt))
+
+
+class Workspace(NamedTuple):
+    """Where an arm's points may be, metres in the world: a box, whose floor is the table, and the arms' distance.
+
+    `radius` is that of the sphere around each point of the arm.
+    """
+
+    low: np.ndarray  # float64[3]
+    high: np.ndarray
+    between_arms: float = 0.0
+    radius: float = 0.0
+
+
+class GripLimits(NamedTuple):
+    """Of the grippers, in a profile. Other joints, and grippers without a limit, have an infinite effort."""
+
+    effort: np.ndarray  # float64[J], of either sign
+    seconds: float = 10.0
+
+
+class Limits(NamedTuple):
+    """Of J joints, all arms together, in the order of the command; arrays are float64[J]."""
+
+    low: np.ndarray  # rad, or a gripper's own unit
+    high: np.ndarray
+    rates: Rates
+    following: np.ndarray  # largest distance of the set point from the measured joint
+    first: np.ndarray  # largest distance of a first command from the set point
+    overspeed: np.ndarray  # measured velocity that stops the robot
+    workspace: Optional[Workspace] = None
+    grip: Optional[GripLimits] = None  # the gate does not read it

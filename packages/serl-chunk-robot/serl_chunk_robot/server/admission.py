@@ -20,8 +20,8 @@ import zmq
 
 from serl_chunk_robot.errors import ConfigError
 from serl_chunk_robot.safety.table import ANY, OPERATOR
+from serl_chunk_robot.wire import curve
 from serl_chunk_robot.wire.codec import Frame
-from serl_chunk_robot.wire.curve import Pair, check_folder, damaged, fingerprint, key_of, read, require_keys, to_text
 from serl_chunk_robot.wire.sockets import is_loopback
 
 logger = logging.getLogger(__name__)
@@ -46,39 +46,32 @@ def read_allowed(folder: Path) -> Dict[str, Key]:
     keys: Dict[str, Key] = {}
     try:
         for each in (folder, allowed):
-            check_folder(each)
+            curve.check_folder(each)
         files = sorted(Path(entry.path) for entry in os.scandir(str(allowed)))
     except OSError as e:
         raise ConfigError(f"{allowed} cannot be read: {e.strerror}") from e
     for path in files:
         if path.suffix != ".json" or path.name.startswith("."):
             continue
-        values = read(path)
+        values = curve.read(path)
         role = values.get("role", ANY)
         if role not in (ANY, OPERATOR):
-            raise damaged(path, 'its "role"')
+            raise curve.damaged(path, 'its "role"')
         if values.get("public") and values.get("revoked", False) is False:
-            keys[key_of(path, values, "public")] = Key(path.stem, role)
+            keys[curve.key_of(path, values, "public")] = Key(path.stem, role)
     return keys
 
 
-class _Seen(NamedTuple):
-    """What shows that a folder of keys has changed. `newest`: wall clock's seconds of its last change."""
-
-    files: Tuple[Tuple[Any, ...], ...]
-    newest: float
-
-
-def _look(folder: Path) -> _Seen:
-    allowed = folder / "allowed"
+def _look(folder: Path) -> Tuple[List[Tuple[Any, ...]], float]:
+    """Return what shows that a folder of keys has changed, and the wall clock's seconds of its last change."""
+    allowed, newest = folder / "allowed", 0.0
     files: List[Tuple[Any, ...]] = []
-    newest = 0.0
     with contextlib.suppress(OSError):  # reading it will say why
         for path in (str(folder), str(allowed), *(entry.path for entry in os.scandir(str(allowed)))):
             found = os.stat(path)
             files.append((path, found.st_ino, found.st_size, found.st_mode, found.st_mtime_ns, found.st_ctime_ns))
             newest = max(newest, found.st_mtime, found.st_ctime)
-    return _Seen(tuple(sorted(files)), newest)
+    return sorted(files), newest
 
 
 class Address(NamedTuple):
@@ -108,8 +101,7 @@ class Admission:
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], folder: Path) -> None:
-        path = folder / "server.json"
-        self._folder, self._pair = folder, Pair.of_secret(key_of(path, read(path), "secret"))
+        self._folder, self._pair = folder, curve.server_pair(folder, curve.NO_SERVER)
         self._seen, self._looked_at = _look(folder), time.monotonic()
         self.keys = read_allowed(folder)  # replaced whole, never changed
         self._failed = ""
@@ -128,7 +120,7 @@ class Admission:
 
     def secure(self, s: zmq.Socket[bytes]) -> None:
         """Make a socket require a key. Call it before the socket is bound."""
-        require_keys(s, self._pair)
+        curve.require_keys(s, self._pair)
 
     def key_of(self, frame: Frame) -> Optional[Key]:
         """The key that a received frame came with; None for one that was revoked since."""
@@ -153,7 +145,7 @@ class Admission:
     def _read(self) -> None:
         self._looked_at = time.monotonic()
         seen = _look(self._folder)
-        if seen == self._seen and not self._failed and time.time() - seen.newest > SETTLED:
+        if seen == self._seen and not self._failed and time.time() - seen[1] > SETTLED:
             return
         try:
             self.keys = read_allowed(self._folder)
@@ -167,7 +159,7 @@ class Admission:
         if len(frames) < 9:
             return
         client, empty, version, request, _, address, _, mechanism = frames[:8]
-        public = to_text(frames[8]) if mechanism == b"CURVE" and len(frames[8]) == 32 else ""
+        public = curve.to_text(frames[8]) if mechanism == b"CURVE" and len(frames[8]) == 32 else ""
         now = time.monotonic()
         if public in self.keys or now - self._looked_at > LOOK_AGAIN:  # not for each key of a flood
             self._read()
@@ -177,8 +169,8 @@ class Admission:
             if len(self._lines) < LOGGED or now - self._lines[0] > LOGGED_PER:
                 self._lines.append(now)
                 logger.warning(
-                    "refused the key %s from %s; %d so far", fingerprint(public), address.decode(errors="replace"),
-                    self.refused,
+                    "refused the key %s from %s; %d so far", curve.fingerprint(public),
+                    address.decode(errors="replace"), self.refused,
                 )  # fmt: skip
         status = b"200" if admitted else b"500" if self._failed else b"400"
         user = public.encode() if admitted else b""

@@ -1,6 +1,6 @@
 """What stands between a robot's clients and its loop: takes requests, publishes the state, and watches the loop.
 
-It runs in a process of its own (`front_process`), so that no flood, no large message and no memory of clients reaches
+It runs in a process of its own (`main`), so that no flood, no large message and no memory of clients reaches
 the loop, and so that a loop that stands still is noticed: then it publishes STALLED, answers requests itself, and ends
 the loop's process if a signal was to end it. It decides nothing else: who may do what is the loop's to say.
 """
@@ -8,19 +8,28 @@ the loop's process if a signal was to end it. It decides nothing else: who may d
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
+import resource
+import select
+import signal
+import socket
 import threading
+from functools import partial
+from pathlib import Path
 from time import monotonic
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import msgpack
 import zmq
 
+from serl_chunk_robot.errors import ConfigError
 from serl_chunk_robot.safety.table import OPERATOR
 from serl_chunk_robot.server.admission import Address, Admission
 from serl_chunk_robot.server.door import BEAT, BEATS, REPLY, REQUEST, STATE, Request
 from serl_chunk_robot.server.peers import Peers, Waiting
+from serl_chunk_robot.server.processes import PRIORITY, Child, raise_priority, run_child
 from serl_chunk_robot.wire import arrays, codec
 from serl_chunk_robot.wire.codec import WireError
 from serl_chunk_robot.wire.connection_guard import ChannelLimits, ConnectionGuard
@@ -50,6 +59,10 @@ LIMITS = {
     STATES: ChannelLimits(1 << 18, 1 << 17, 1 << 17, strangers=CONNECTIONS, greeted_stay=True),
 }
 FIRST = "Press the hardware emergency stop."
+PASSES = 3.0  # of a slow loop that it may miss
+DESCRIPTORS = 4096  # two of each connection
+PAUSE = 0.1  # s before the next front is started: no request is received meanwhile
+BIND_AGAIN, BIND_WITHIN = 0.1, 2.0  # s: the front before it may not have ended in full
 
 
 class LoopWatch:
@@ -167,7 +180,6 @@ class Front:
 
     @property
     def ended(self) -> bool:
-        """Whether the loop's process has ended."""
         return self._link.ended
 
     def step(self, seconds: float = LOOK) -> None:
@@ -372,3 +384,82 @@ def _address_of(frame: zmq.Frame) -> str:
         address = str(frame.get("Peer-Address"))
         return address[7:] if address.startswith("::ffff:") else address
     return ""
+
+
+class Job(NamedTuple):
+    """What the process gets, as plain values."""
+
+    host: str
+    port: int
+    keys: Optional[str]
+    link: int  # descriptor
+    dt: float  # s between two passes of the loop
+    stop_outside: str  # "module:function", as in `DriverSpec`
+    options: Dict[str, Any]  # of the driver, for it
+
+
+def child(
+    address: Address, link: socket.socket, dt: float, stop_outside: str, options: Dict[str, Any],
+    on_end: Callable[[str], None],
+) -> Child:  # fmt: skip
+    """Return the front of a robot. `link`: the front's end; `on_end`: gets the reason of each end of the process."""
+    keys = None if address.keys is None else str(address.keys)
+    job = Job(address.host, address.port, keys, link.fileno(), dt, stop_outside, options if stop_outside else {})
+    return Child("front", "front", __name__, job._asdict(), (link.fileno(),), on_end, PAUSE)
+
+
+def made(job: Job) -> Front:
+    """Make the front of a job. Raises ConfigError."""
+    link = Link(socket.socket(fileno=job.link))
+    address = Address(job.host, job.port, None if job.keys is None else Path(job.keys))
+    patience, server, ends = max(PATIENCE, PASSES * job.dt), os.getppid(), monotonic() + BIND_WITHIN
+    while True:
+        try:
+            end_loop = partial(_kill, server)
+            return Front(link, address, patience=patience, stop_outside=_stop_of(job), end_loop=end_loop)
+        except ConfigError:
+            if monotonic() > ends:
+                raise
+            select.select([0], [], [], BIND_AGAIN)
+
+
+def _stop_of(job: Job) -> Optional[Callable[[str], None]]:
+    if not job.stop_outside:
+        return None
+    module, _, name = job.stop_outside.partition(":")
+    try:
+        return partial(getattr(importlib.import_module(module), name), job.options)
+    except (ImportError, AttributeError, ValueError) as e:
+        raise ConfigError(f"stop_outside {job.stop_outside!r} of the driver cannot be loaded: {e}") from e
+
+
+def _kill(process: int) -> None:
+    if os.getppid() == process:  # else its number may be another one's by now
+        os.kill(process, signal.SIGKILL)
+
+
+def _allow_descriptors() -> None:
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if most == resource.RLIM_INFINITY else min(DESCRIPTORS, most)
+    if resource.RLIM_INFINITY != now < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+
+
+def main() -> None:
+    """Run the process."""
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, signal.SIG_IGN)  # it ends with the server, which a signal to both would end
+    server = os.getppid()
+    _allow_descriptors()
+
+    def work(job: Dict[str, Any], report: Callable[[str], None]) -> None:
+        with contextlib.closing(made(Job(**job))) as front:
+            raise_priority(PRIORITY - 1)  # after the loop: on a machine of one core it must not keep it waiting
+            while os.getppid() == server and not front.ended and not select.select([0], [], [], 0)[0]:
+                front.step()
+
+    run_child(work, str)
+
+
+if __name__ == "__main__":
+    main()

@@ -54,7 +54,6 @@ class History:
         return list(self._recent)
 
     def close(self) -> None:
-        """Write what was noted, and end."""
         if self._path is not None:
             with contextlib.suppress(queue.Full):
                 self._queue.put(None, timeout=1.0)

@@ -19,8 +19,7 @@ import numpy as np
 
 from serl_chunk_robot.control.loop import Refused, Status
 from serl_chunk_robot.devices.leader_motion import LeaderDrive, Permission
-from serl_chunk_robot.safety.limits import Limits
-from serl_chunk_robot.safety.motion import Rates
+from serl_chunk_robot.safety.motion import Limits, Rates
 from serl_chunk_robot.safety.table import HOLD
 from serl_chunk_robot.wire import arrays, codec
 from serl_chunk_robot.wire.codec import WireError

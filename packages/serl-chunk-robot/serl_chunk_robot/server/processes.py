@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from time import monotonic
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -30,6 +31,7 @@ LOOK = 0.5  # s between two looks, at processes whose pipe did not end and of a 
 OPEN_WITHIN = 30.0  # s: a USB camera that is reset first takes several
 HUNG = 5.0  # s without a picture or reading, in a library that does not return
 CLOSE_WITHIN = 1.5  # s for closing the camera or device once the server ended
+PRIORITY = 20  # of the loop in the real-time class, 1 to 99; the kernel's own threads have 50
 
 
 class Child(NamedTuple):
@@ -117,7 +119,6 @@ class _Process:
             self.process.stdin.flush()
 
     def attend(self) -> None:
-        """Notice the process's end, and start the next one when it is due."""
         if self.process is None:
             if monotonic() >= self._due:
                 self.start()
@@ -158,19 +159,13 @@ class _Process:
             reported = os.read(self.pipe, 4096).decode(errors="replace")
         except OSError:  # a child of the process keeps the pipe open
             reported = ""
-        return reported or (_signal_name(-status) if status < 0 else f"exit status {status}")
+        names = {each.value: each.name for each in signal.Signals}
+        return reported or (f"exit status {status}" if status >= 0 else names.get(-status, f"signal {-status}"))
 
     def _drop(self, process: subprocess.Popen[bytes]) -> None:
         self.let_end()
         os.close(self.pipe)
         self.process, self.pipe = None, -1
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 class Watch:
@@ -187,7 +182,6 @@ class Watch:
         threading.Thread(target=self._look, name="watch", daemon=True).start()
 
     def read(self) -> None:
-        """The camera or device is open, or was read."""
         self._until, self._doing = monotonic() + HUNG, "read"
 
     def _look(self) -> None:
@@ -203,7 +197,7 @@ class Watch:
 
 def run_child(
     work: Callable[[Dict[str, Any], Callable[[str], None]], None], reason: Callable[[Exception], str]
-) -> None:  # fmt: skip
+) -> None:
     """Run the process of a child. Its job is one line of JSON on its standard input, which ends with the server.
 
     Its argument is the descriptor of a pipe for the reason of its end.
@@ -226,3 +220,22 @@ def run_child(
         except Exception as e:
             report(reason(e))
             sys.exit(1)
+
+
+def raise_priority(priority: int) -> str:
+    """Let the calling thread, and no thread or process that it starts, run before all ordinary programs.
+
+    So do the threads of libzmq that move messages: the newest command would wait for a busy computer there.
+    Returns why the system does not permit that; empty where it does.
+    """
+    threads = [0]
+    for task in Path("/proc/self/task").glob("*"):
+        with contextlib.suppress(OSError):  # it has ended
+            if (task / "comm").read_text().startswith("ZMQbg/"):  # as libzmq names them
+                threads.append(int(task.name))
+    try:
+        for thread in threads:
+            os.sched_setscheduler(thread, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(priority))
+    except (AttributeError, OSError) as e:  # not Linux, or not permitted
+        return str(getattr(e, "strerror", None) or e)
+    return ""

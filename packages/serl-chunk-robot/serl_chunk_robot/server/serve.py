@@ -13,7 +13,7 @@ from typing import Any, Dict, Iterator
 
 import numpy as np
 
-from serl_chunk_robot.control.motions import Jog, Oscillation, Park, Reset, Step
+from serl_chunk_robot.control.motions import Oscillation, Reset, Step, jog, park
 from serl_chunk_robot.control.own_motion import Motion
 from serl_chunk_robot.drivers.base import Driver
 from serl_chunk_robot.errors import ConfigError
@@ -22,15 +22,14 @@ from serl_chunk_robot.robot_file.config import HAIR, RobotFile, load
 from serl_chunk_robot.robot_file.opening import opened, state_folder
 from serl_chunk_robot.robot_file.profiles import CAUTIOUS
 from serl_chunk_robot.safety.gate import Gate
-from serl_chunk_robot.safety.limits import Limits
 from serl_chunk_robot.safety.measured import Measured
-from serl_chunk_robot.server import camera_process, device_process, front_process
+from serl_chunk_robot.safety.motion import Limits
+from serl_chunk_robot.server import front, streams
 from serl_chunk_robot.server.admission import Address
 from serl_chunk_robot.server.door import Door
 from serl_chunk_robot.server.history import History
 from serl_chunk_robot.server.leader_permissions import Drives
-from serl_chunk_robot.server.priority import PRIORITY, raise_priority
-from serl_chunk_robot.server.processes import Processes
+from serl_chunk_robot.server.processes import PRIORITY, Processes, raise_priority
 from serl_chunk_robot.server.server import RobotServer
 from serl_chunk_robot.wire.link import Link, make_pair
 
@@ -66,12 +65,12 @@ def serve(path: Path, driver: str = "") -> None:
             devices=[(d.name, d.port, d.arm) for d in file.devices], drives=drives, park=file.park, history=history,
             needs_go=file.needs_go,
         )  # fmt: skip
-        streams = file.host, file.keys, server.run_id
+        where = file.host, file.keys, server.run_id
         children = [
-            front_process.child(address, theirs, gate.dt, spec.stop_outside, file.options, door.front_ended),
-            *camera_process.children(file.cameras, *streams),
-            *device_process.children(file.devices, *streams, drives.descriptors()),
-        ]  # fmt: skip
+            front.child(address, theirs, gate.dt, spec.stop_outside, file.options, door.front_ended),
+            *streams.camera_children(file.cameras, *where),
+            *streams.device_children(file.devices, *where, drives.descriptors()),
+        ]
         with contextlib.ExitStack() as stack:
             for each in (theirs, drives, history):
                 stack.enter_context(contextlib.closing(each))
@@ -101,11 +100,11 @@ class Motions:
             joint, angle, swing = arguments.pop("joint"), arguments.pop("angle"), arguments.pop("swing", False)
             if type(joint) is not int or type(angle) not in (int, float):
                 raise TypeError("joint is an integer, and angle a number (rad)")
-            made: Motion = (Oscillation if swing else Jog)(start, joint, float(angle), limits, **more)
+            made: Motion = (Oscillation if swing else jog)(start, joint, float(angle), limits, **more)
         elif event == "park":
             if self._file.park is None:
                 raise ConfigError(f"{self._file.path} has no pose to park in", parameter="park")
-            made = Park(start, self._file.park, limits, **more)
+            made = park(start, self._file.park, limits, **more)
         else:
             episode = arguments.pop("episode", self._episode)
             if type(episode) is not int or episode < 0:
@@ -123,9 +122,7 @@ class Motions:
             seed = int(self._rng.integers(2**31))
         if type(seed) is not int or seed < 0:
             raise TypeError("seed is an integer that is not negative")
-        steps, still = self._file.reset, np.zeros(len(start))
-        if not steps and self._spec.home:
-            steps = (Step(np.array(self._spec.home, np.float64), still, still),)
+        steps = self._file.reset or ((Step.to(self._spec.home),) if self._spec.home else ())
         scene = getattr(self._driver, "reset_scene", None)
         return Reset(
             start, steps, limits, episode=episode, rng=np.random.default_rng(seed), set=self._driver.set,

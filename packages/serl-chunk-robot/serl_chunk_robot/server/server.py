@@ -9,27 +9,26 @@ from __future__ import annotations
 import contextlib
 import logging
 import uuid
-from collections import Counter
+from collections import Counter, deque
 from time import monotonic, sleep
-from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
-from serl_chunk_robot.client.clocks import boot_time
+from serl_chunk_robot.client.client import boot_time
 from serl_chunk_robot.control.loop import Refused, RobotLoop, Status
 from serl_chunk_robot.control.own_motion import Motion
 from serl_chunk_robot.drivers.base import SUPPORTED, Driver
 from serl_chunk_robot.errors import SerlChunkError, named_once
 from serl_chunk_robot.robot_file.profiles import Profile
 from serl_chunk_robot.safety.gate import Command, Gate
-from serl_chunk_robot.safety.limits import Limits
 from serl_chunk_robot.safety.measured import Measured
+from serl_chunk_robot.safety.motion import Limits
 from serl_chunk_robot.safety.table import ANY, CONTROLLER, HELD, MOVE, OPERATOR, RUN, STOPPED, Transition
 from serl_chunk_robot.server.door import A_PASS, GREETED, LEADS, STRANGER, Door, Request
 from serl_chunk_robot.server.history import History
 from serl_chunk_robot.server.leader_permissions import Drives
 from serl_chunk_robot.server.leases import Client, Clients, Lease
-from serl_chunk_robot.server.publisher import Publisher
 from serl_chunk_robot.wire import arrays, codec
 from serl_chunk_robot.wire.codec import WireError
 from serl_chunk_robot.wire.protocol import MAX_REQUEST, PROTOCOL
@@ -47,6 +46,62 @@ REQUESTS = {*LED, *MOTIONS, "stop", "clear", "go", "hold", "torque_off"}  # even
 MOVING = {*MOTIONS, "clear", "go", "proceed", "arm", "drive", "torque_off", "reboot", "profile"}
 OTHERS = ("hello", "lease", "take", "drop", "command", "drive", "profile", "reboot", "proceed", "ping", "history")
 REMEMBERED = ("hold", "stop", "clear", "go", "take", "end")  # in the server's history
+PASSES = 1000  # whose lateness is reported
+REPORTED = 200  # passes between two reports
+EVENTS = 64  # the newest that the state repeats, so that a subscriber that misses a message loses none
+
+
+class Publisher:
+    """Makes the messages of one server. `robot`: its name; `run`: that of the server's process."""
+
+    def __init__(self, robot: str, run: str) -> None:
+        self._names = {"run": run, "robot": robot}
+        self._passes = self._events_seen = 0
+        self._events: Deque[List[Any]] = deque(maxlen=EVENTS)
+        self._late, self._lateness = np.zeros(PASSES), {"p50": 0.0, "p99": 0.0, "max": 0.0}
+        self._more: Dict[str, Any] = {}
+        self._failed = ""
+
+    def begin(self, late: float) -> None:
+        """A pass begins `late` seconds after its deadline."""
+        self._late[self._passes % PASSES] = late
+        self._passes += 1
+        if self._passes % REPORTED == 0:
+            known = self._late[: self._passes]
+            p50, p99 = np.percentile(known, (50, 99))
+            self._lateness = {"p50": float(p50), "p99": float(p99), "max": float(known.max())}
+
+    def message(self, status: Status, more: Optional[Dict[str, Any]] = None) -> bytes:
+        """Return the state after a pass, with the server's own fields `more`; None: those of the last message.
+
+        A driver's extras or events that no message can hold are left out and logged: they must not end the loop.
+        """
+        self._more = self._more if more is None else more
+        own = {
+            **self._names, **self._more, "pass": self._passes, "late": self._lateness, **status._asdict(),
+            "word": codec.shown(status.word),
+            "held": None if status.held is None else {"by": codec.shown(status.held[0]), "since": status.held[1]},
+        }  # fmt: skip
+        del own["reading"]
+        nothing: Dict[str, Any] = {"q": None, "dq": None, "effort": None, "stamp": None, "extra": {}, "events": [],
+                                   "torque": None}  # fmt: skip
+        try:
+            return arrays.pack({**own, **nothing, **self._measured(status)})
+        except Exception as e:
+            if str(e) != self._failed:
+                self._failed = str(e)
+                logger.error("what the driver reports cannot be published: %s %s", type(e).__name__, e)
+            return arrays.pack({**own, **nothing})
+
+    def _measured(self, status: Status) -> Dict[str, Any]:
+        for event in status.events:
+            self._events.append([self._events_seen, float(event.reward), bool(event.success), bool(event.failure)])
+            self._events_seen += 1
+        r, events = status.reading, list(self._events)
+        if r is None:
+            return {"events": events}
+        return {"q": r.q, "dq": r.dq, "effort": r.effort, "stamp": r.stamp, "extra": dict(r.extra), "events": events,
+                "torque": r.torque}  # fmt: skip
 
 
 class Inbox:
@@ -58,7 +113,6 @@ class Inbox:
         self._command: Optional[Tuple[Command, float]] = None  # the newest, and when it came
 
     def put(self, command: Command, now: float) -> bool:
-        """Keep a command; returns whether it overtook one."""
         overtook = self._command is not None
         self._command, self.came = (command, now), (command.number, now)
         return overtook
@@ -139,7 +193,6 @@ class RobotServer:
             self.close()
 
     def run_pass(self, due: float) -> Status:
-        """Take what clients sent, run one pass of the loop that was to begin at `due`, and publish the state."""
         self._drain()
         now = self._clock()
         self._listen(now)
@@ -150,10 +203,12 @@ class RobotServer:
         self._publisher.begin(now - due)
         status = self.loop.run_pass(now)
         self._drives.run_pass(status, self._lease.connection)
+        counts = Counter(self._counts)
+        counts.update(self._door.counts)
         own = {
             "controller": self._lease.holder, "process": self._lease.process,
             "profile": self._profile.name, "digest": self._profile.digest,
-            "counts": {**self._gate.counts, **_sum(self._counts, self._door.counts)}, "came": self._inbox.came,
+            "counts": {**self._gate.counts, **counts}, "came": self._inbox.came,
             "waiting": status.state == MOVE and self.loop.motion.waiting,
             "causes": {event: codec.shown(detail) for event, detail in self.loop.causes.items()},
         }  # fmt: skip
@@ -428,10 +483,6 @@ class RobotServer:
 
 def _number(values: Dict[str, Any], name: str) -> float:
     return float(codec.field(values, name, (float, int)))
-
-
-def _sum(own: Mapping[str, int], more: Mapping[str, int]) -> Dict[str, int]:
-    return {name: own.get(name, 0) + more.get(name, 0) for name in (*own, *more)}
 
 
 def _outcome(number: Optional[int], error: str) -> Dict[str, Any]:

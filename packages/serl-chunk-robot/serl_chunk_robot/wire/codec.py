@@ -20,11 +20,9 @@ import zmq
 
 from serl_chunk_robot.errors import DataError
 
-DTYPES: dict[str, np.dtype[Any]] = {
-    name: np.dtype(name)
-    for name in ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
-                 "float16", "float32", "float64")
-}  # fmt: skip
+NAMES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+         "float16", "float32", "float64")  # fmt: skip
+DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(name) for name in NAMES}
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 MAX_HEADER_BYTES = 1 << 20  # a manifest of 5,000 leaves fits; images never travel in a header

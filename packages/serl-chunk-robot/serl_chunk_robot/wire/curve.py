@@ -1,6 +1,7 @@
 """Key pairs, the files that hold keys, and CURVE on a socket.
 
-Files of keys are JSON, 0600 in folders that no other user can write to; those that others can read are refused.
+Files of keys are JSON, 0600 in folders that no other user can write to; those that others can read are refused. A
+server's folder has its pair in server.json, and the key of each client in allowed/NAME.json.
 """
 
 from __future__ import annotations
@@ -9,16 +10,19 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 import stat
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import zmq
 from zmq.utils import z85
 
 from serl_chunk_robot.errors import ConfigError
 
+NO_SERVER = "has no server's keys (no server.json). Make them on its machine: serl-chunk-robot keys FOLDER"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # of a client
 _DOMAIN = b"serl-chunk"
 
 
@@ -98,6 +102,54 @@ def check_folder(folder: Path) -> None:
     mode = stat.S_IMODE(folder.stat().st_mode)
     if mode & 0o022:
         raise ConfigError(f"{folder} can be written by other users (mode {mode:04o}). Run chmod 700 {folder}")
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder of this user's, where it is not there. Raises ConfigError, OSError."""
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    check_folder(folder)
+
+
+def write(path: Path, values: dict[str, Any], place: Callable[[str, str], None] = os.replace) -> None:
+    """Write a file whole or not at all, never readable by others for a moment, and durably.
+
+    A power cut must not bring a used key back, or forget a machine that joined; and a running server reads the folder.
+
+    Args:
+        place: `os.link` replaces no file: it raises FileExistsError.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    part = path.with_name(f".{path.name}.part{os.getpid()}")
+    try:
+        with os.fdopen(os.open(str(part), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump(values, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        place(str(part), str(path))
+        names = os.open(str(path.parent), os.O_RDONLY)
+        os.fsync(names)
+        os.close(names)
+    finally:
+        if part.exists():
+            part.unlink()
+
+
+def server_pair(folder: Path, missing: str) -> Pair:
+    """Return the pair of a server's folder. `missing`: what to say where there is none. Raises ConfigError."""
+    path = folder / "server.json"
+    if not path.exists():
+        raise ConfigError(f"{folder} {missing}")
+    return Pair.of_secret(key_of(path, read(path), "secret"))
+
+
+def client_file(folder: Path, name: str) -> Path:
+    """Return the file of a client's key in a server's folder. Raises ConfigError for what is no name."""
+    if not NAME.fullmatch(name):
+        raise ConfigError(f"key name {name!r}: use 1..64 letters, digits, '-', '_' or '.', the first a letter or digit")
+    return folder / "allowed" / f"{name}.json"
 
 
 def use_keys(s: zmq.Socket[bytes], server: str, pair: Pair) -> None:
