@@ -41,10 +41,12 @@ def picture(joints: np.ndarray, size: int) -> np.ndarray:
 
 
 class LabCamera(DrawnCamera):
-    """See `DrawnCamera`."""
+    """See `DrawnCamera`; it has one view, the operator's."""
+
+    views, extra = ("operator",), frozenset()
 
     def __init__(self, size: int = 64, rate: float = 30.0, server: str = "127.0.0.1", keys: str = "") -> None:
-        super().__init__(size, rate, server, keys, frozenset())
+        super().__init__("operator", size, rate, server, keys)
 
     def _draw(self, q: np.ndarray, extra: Mapping[str, np.ndarray]) -> np.ndarray:
         return picture(q, self._size)

@@ -93,7 +93,7 @@ def test_under_vmap_each_head_has_its_own_parameters():
 def test_a_constant_row_has_a_finite_gradient():
     """Its variance is 0, or a little less by rounding."""
     params = {"scale": np.ones(8), "bias": np.zeros(8)}
-    total = lambda x: jnp.sum(LayerNorm().apply({"params": params}, x) * np.arange(8))  # noqa: E731
+    total = lambda x: jnp.sum(LayerNorm().apply({"params": params}, x) * np.arange(8.0)[None])  # noqa: E731
     assert np.isfinite(jax.grad(total)(np.full((3, 8), 1e3, np.float32))).all()
 
 
@@ -128,7 +128,9 @@ def test_heads_of_an_ensemble_are_independent():
     values = critic.apply({"params": params}, inputs)
     assert values.shape == (3, 5)
     assert np.unique(np.asarray(values[:, 0])).size == 3  # initialised apart
-    changed = jax.tree.map(lambda x: x + (np.arange(3) == 1).reshape(3, *[1] * (x.ndim - 1)), params)  # head 1 only
+    changed = jax.tree.map(
+        lambda x: x + np.float32(np.arange(3) == 1).reshape(3, *[1] * (x.ndim - 1)), params
+    )  # head 1 only
     after = critic.apply({"params": changed}, inputs)
     np.testing.assert_array_equal(after[::2], values[::2])
     assert (after[1] != values[1]).all()

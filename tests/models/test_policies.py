@@ -12,7 +12,7 @@ import pytest
 from serl_chunk.models.distributions import TanhNormal
 from serl_chunk.models.flow import VelocityField, integrate, interpolate, linear_share, linear_steps, time_features
 
-FREE = (np.zeros(4), np.zeros(4))
+FREE = (np.zeros((1, 4)), np.zeros((1, 4)))
 NOISE = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
 
 
@@ -20,7 +20,7 @@ NOISE = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
 def test_a_straight_path_arrives(steps):
     end = integrate(lambda x, t: jnp.full_like(x, 0.25), NOISE, steps, FREE)
     np.testing.assert_allclose(end, NOISE + 0.25, atol=1e-6)  # a path may leave [-1, 1]
-    goal = np.array([0.3, -0.9, 0.0, 1.0], np.float32)
+    goal = np.array([[0.3, -0.9, 0.0, 1.0]], np.float32)
     end = integrate(lambda x, t: (goal - x) / (1 - t[..., None]), NOISE, steps)  # nothing committed is all free
     np.testing.assert_allclose(end, np.broadcast_to(goal, (6, 4)), atol=1e-5)
 
@@ -29,7 +29,7 @@ def test_committed_dimensions_are_kept_exactly_and_seen_on_their_path_at_every_t
     prefix, mask = np.array([1.5, -0.2, 9.0, 9.0]), np.array([1.0, 1.0, 0.0, 0.0])
     seen: list = []
     velocity = lambda x, t: seen.append((np.unique(t), t.shape, x)) or jnp.ones_like(x)  # noqa: E731
-    end = integrate(velocity, NOISE, 4, (prefix, mask))
+    end = integrate(velocity, NOISE, 4, (prefix[None], mask[None]))
     np.testing.assert_array_equal(end[:, :2], np.broadcast_to(prefix[:2], (6, 2)).astype(np.float32))
     np.testing.assert_allclose(end[:, 2:], NOISE[:, 2:] + 1, atol=1e-6)
     assert [t.tolist() for t, _, _ in seen] == [[0.0], [0.25], [0.5], [0.75]]

@@ -30,7 +30,7 @@ def untrained_run(config: ExperimentConfig, folder: Path, step: int = 5) -> Path
     store = CheckpointStore(folder)
     meta = {"env_steps": 0, "human_ticks": 0, "base_digest": agent.base_digest, **preprocess.normaliser.fields()}
     arrays = preprocess.normaliser.to_arrays()
-    assert store.save(step, {"empty": jnp.zeros(1)}, agent.flatten_params(params), arrays, meta)
+    store.save(step, {"empty": jnp.zeros(1)}, agent.flatten_params(params), arrays, meta)
     assert store.wait()
     store.close()
     return folder
