@@ -18,6 +18,7 @@ from serl_chunk.cli.keys import LearnerAddress
 from serl_chunk.cli.process import warn_of_lockstep
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import require
+from serl_chunk.devices.registry import check_intervention
 from serl_chunk.io import Waiting, format_bytes, plural
 from serl_chunk.logs import log_to_file
 from serl_chunk.outcomes.judge import Judge
@@ -35,6 +36,7 @@ def run_training_actor(
 
     `spool_path`: folder of records that the learner lacks. `viewer`: port of the live page.
     """
+    check_intervention(config.actor.intervention)
     actor_id, keys = address.credentials()
     warn_of_lockstep(config)
     stop = threading.Event()

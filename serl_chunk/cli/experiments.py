@@ -89,8 +89,8 @@ def config_command(flags: argparse.Namespace) -> int:
     if not shown:
         groups = {leaf.path.rpartition(".")[0] for leaf in all_leaves if "." in leaf.path}
         near = difflib.get_close_matches(field, [*groups, *(leaf.path for leaf in all_leaves)], 1, cutoff=0.5)
-        hint = f" Did you mean {near[0]}?" if near else ""
-        raise ConfigError(f"{config.name} has no setting or group {field!r}.{hint}")
+        hint = f"Did you mean {near[0]}?" if near else f"Groups: {', '.join(sorted(groups))}."
+        raise ConfigError(f"{config.name} has no setting or group {field!r}. {hint}")
     if shown[0].path == field:
         _print_one(config, shown[0])
         return 0

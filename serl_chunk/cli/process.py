@@ -102,6 +102,7 @@ def flag_of(parameter: str, arguments: Sequence[str], flags: Collection[str]) ->
             return f"--{name}"
     group, dot, _ = parameter.partition(".")
     settable = group in settings_of(ExperimentConfig) and parameter not in ("robot.make", "robot.check_devices")
+    settable &= not parameter.endswith(".toml")  # robot.toml is a file
     return f"--config.{parameter}" if settable and (dot or group == "discount") else parameter
 
 

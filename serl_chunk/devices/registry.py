@@ -10,6 +10,17 @@ from serl_chunk.robots.base import InterventionSource, RobotEnv
 from serl_chunk.types import ConfigError
 
 
+def check_intervention(source: str) -> None:
+    """Raise ConfigError where `make_intervention` knows no such source, before anything waits or moves."""
+    if source in ("none", "scripted") or source.lower() in DEVICES or Path(source).expanduser().is_file():
+        return
+    raise ConfigError(
+        f"not an existing file of recorded interventions (got {source!r}, expected none, scripted, "
+        f"{', '.join(DEVICES)} or a file)",
+        parameter="actor.intervention",
+    )
+
+
 def make_intervention(source: str, env: RobotEnv, config: ExperimentConfig | None = None) -> InterventionSource | None:
     """Return the intervention source `none`, `scripted` (from `env.make_scripted_human()`), a device of a human
     operator (`config.operator.DEVICES`, as `config.device` describes it) or the path of a recorded one.
@@ -17,6 +28,7 @@ def make_intervention(source: str, env: RobotEnv, config: ExperimentConfig | Non
     Raises ConfigError for another one, or without a scripted human, DataError where the file is no such recording, and
     DeviceError for a device that cannot be opened.
     """
+    check_intervention(source)
     if source == "none":
         return None
     if source.lower() in DEVICES and config is not None:
@@ -31,13 +43,6 @@ def make_intervention(source: str, env: RobotEnv, config: ExperimentConfig | Non
                 parameter="actor.intervention",
             )
         return factory()
-    path = Path(source).expanduser()
-    if path.is_file():
-        from serl_chunk.devices.recorded import ReplayedIntervention
+    from serl_chunk.devices.recorded import ReplayedIntervention
 
-        return ReplayedIntervention(path, env.robot_spec)
-    raise ConfigError(
-        f"not an existing file of recorded interventions (got {source!r}, expected none, scripted, "
-        f"{', '.join(DEVICES)} or a file)",
-        parameter="actor.intervention",
-    )
+    return ReplayedIntervention(Path(source).expanduser(), env.robot_spec)

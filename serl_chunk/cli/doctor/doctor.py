@@ -14,7 +14,7 @@ from serl_chunk.cli.doctor.checks import Check, duration, failed, ok, per_second
 from serl_chunk.cli.doctor.probe import DiagnosticsClient, KeyRefusedError, RoundTrip, probe_ports
 from serl_chunk.cli.doctor.served import check_served
 from serl_chunk.cli.keys import LearnerAddress, actor_keys, actor_name, add_learner_flags
-from serl_chunk.cli.process import add_experiment_flags, load_flags
+from serl_chunk.cli.process import add_experiment_flags, load_flags, split_overrides
 from serl_chunk.config.compatibility import contract
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.transport import TransportConfig
@@ -70,7 +70,7 @@ def doctor_flags(p: argparse.ArgumentParser) -> None:
 def doctor_command(flags: argparse.Namespace) -> int:
     """Check; return 1 where something failed. Raises ConfigError."""
     where = LearnerAddress.of(flags)
-    if flags.rest and flags.exp_name is None:
+    if split_overrides(flags.rest) and flags.exp_name is None:
         raise ConfigError("--config changes an experiment: give its --exp_name too")
     quiet_libraries()
     config = load_flags(flags) if flags.exp_name is not None else None
