@@ -31,8 +31,10 @@ def _option_online(label: str) -> dict[str, Any]:
 
 
 def _demonstrations(label: str) -> dict[str, Any]:
+    task, n = ("cube" if "TransferCube" in label else "fake"), numbers(label)[0]
+
     def clones(where: Where) -> str:
-        return show.plain_percent(dataclasses.replace(where, run=f"fake {where.run}, {label} demonstrations"))
+        return show.plain_percent(dataclasses.replace(where, run=f"{task} {where.run}, {n} demonstrations"))
 
     return {"cell": clones}
 
@@ -45,11 +47,12 @@ def _at(*updates: Any) -> dict[str, Any]:
     return {"at": updates}
 
 
+_LATER = range(9_000, 19_000, 1_000)  # updates
 _LAST, _VALIDATION = _at("last"), {"starts": "validation"}
 _human_ticks, _OF_50, _OF_100 = show.field("human_ticks"), show.bare(50), show.bare(100)
 _FAKE = {"file": "ablations_fake_aloha", "seeds": (0,)}
 _CUBE = {"file": "ablations_cube_single", "seeds": (0,)}
-_TRIALS = "default no_warmup 4_candidates_no_warmup no_warmup_no_ema 4_candidates no_ema expectile_09"
+_TRIALS = "default no_warmup handover_mask 4_candidates_no_warmup no_warmup_no_ema 4_candidates no_ema expectile_09"
 
 TABLES = {
     "fake-aloha": Table(
@@ -129,7 +132,17 @@ TABLES = {
     "going-online-trials": Table(
         [(_human_ticks, {}), *((show.arms, _at(n)) for n in (1_000, 2_000, 3_000, 4_000))],
         [{"run": f"fake_aloha {name}, 10 demonstrations"} for name in _TRIALS.split()],
-        {"file": "going_online_trials", "seeds": (31, 32)},
+        {"file": "going_online_trials", "seeds": (31, 32, 33)},
+    ),
+    "imitation": Table(
+        [(show.plain_percent, _at(n)) for n in (0, 500, 1_000)],
+        _seed,
+        {"file": "imitation", "run": "fake_aloha default, 10 demonstrations"},
+    ),
+    "clones-steady": Table(
+        [(show.plain_percent, _at(n)) for n in (8_000, 13_000, 18_000)] + [(show.deviation, _at(*_LATER))],
+        [{"run": "fake steady, 10 demonstrations"}, {"run": "cube steady, 30 demonstrations"}],
+        {"file": "clones_steady", **_VALIDATION},
     ),
     "clones": Table(
         [(show.plain_percent, {"run": name}) for name in ("today", "k", "k_joints")],

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 import re
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -160,6 +161,12 @@ operator_ticks = each(lambda run, point: thousands(run.figures["demonstrated_tic
 def plain_percent(where: Where) -> str:
     """Show successes as `26, 29 %`."""
     return ", ".join(f"{100 * point.rate:.0f}" for _, point in where.found()) + " %" * bool(where.found())
+
+
+def deviation(where: Where) -> str:
+    """Show the deviation of each seed's evaluations as `4.4, 2.8`, in points."""
+    rates = ([100 * point.rate for run, point in where.found() if run.seed == seed.seed] for seed in where.runs())
+    return ", ".join(f"{statistics.pstdev(of_seed):.1f}" for of_seed in rates if of_seed)
 
 
 def bare(usual: int) -> Cell:
