@@ -23,9 +23,9 @@ TESTS = Path(__file__).parent
 LONG = ("", "agents", "learner", "system")  # folders whose files take longest
 # What JAX would do silently is an error, and there are two devices; also in the processes that tests start. But for:
 # optax's powers of mixed types (agents/optimiser.py, classifier/train.py); doubles (agents/test_exact_sums.py); pi0,
-# which is written as openpi's code is, so that it has its numbers.
+# which is written as openpi's code is, so that it has its numbers; the plain agents that benchmarks compare ours with.
 STRICT = {"jax_numpy_dtype_promotion": "strict", "jax_numpy_rank_promotion": "raise"}
-LENIENT = ("pi0", "test_serve")  # parts of names of files
+LENIENT = ("pi0", "test_serve", "test_benchmarks")  # parts of names of files
 DEVICES = "--xla_force_host_platform_device_count"
 EXAMPLES = "SERL_CHUNK_TEST_EXAMPLES"  # the hypothesis profile: see tests/support/properties.py
 
