@@ -1,25 +1,33 @@
-"""The documents' tables are those of the results files, whose fields are checked, and which benchmarks write."""
+"""The documents' tables and figures are those of the results files, which benchmarks compute and write."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from errors import naming
 
+from serl_chunk.config.loader import load_experiment
+from serl_chunk.config.overrides import to_dict
+from serl_chunk.config.presets import configured
 from serl_chunk.types import DataError
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
+import ablations
+import cube_single
+import device_latency
+import learn_fake_aloha
 import render_results
-from support import documented_tables, published_code, result_tables, results
-from support.result_tables import Table, Where
+from support import cli_args, documented_tables, learning, result_tables, results
+from support.mouse_cell import Answer, Braking, answer_of, braking_of, ways_of
+from support.result_tables import Count, Where, difference_interval
 from support.results import Checkpoint, Results, Run
 
 POINT = {"updates": 0, "successes": 3, "episodes": 10, "starts": "validation"}
@@ -34,7 +42,6 @@ VALID = {"command": "learn.py --seeds 3", "commit": "0123456789ab", "transcribed
 
 
 def saved(folder: Path, runs: list[Run], **more: Any) -> str:
-    """The name of a results file of these runs, as tables have it."""
     (folder / "some.json").write_text(results.dumps(Results("c", "0123456", False, runs, **more)))
     return str(folder / "some")
 
@@ -68,30 +75,14 @@ def test_a_figure_that_differs_is_found_and_rewritten_and_every_table_has_its_ma
         result_tables.render("<!-- results: nothing -->\n<!-- end of results -->", documented_tables.TABLES)
 
 
-def test_a_row_without_a_run_and_a_table_of_another_shape_are_refused(tmp_path: Path):
-    where = {"file": saved(tmp_path, [Run("ours", 0, "e", [], [Checkpoint(0, 1, 2)])])}
-    rows = "| seed | rate |\n|---|---|\n| x | |"
-    with pytest.raises(DataError, match=naming("some", "'x'", "'theirs'")):
-        Table([(result_tables.percent, {})], [{"run": "theirs"}], where).markdown("some", rows)
-    with pytest.raises(DataError, match=naming("some", (1, 1), (2, 1))):
-        Table([(result_tables.percent, {})], [{"run": "ours"}] * 2, where).markdown("some", rows)
-
-
 AT_POINT = "runs.0.checkpoints.0"
 
 
 @pytest.mark.parametrize(("path", "value", "named"), [
-    ("commit", ..., ("commit",)),
     ("commit", "main", ("commit", "'main'")),
-    ("transcribed", "no", ("transcribed", "'no'")),
-    ("runs", [], ("runs",)),
     ("runs.0.seed", "3", ("runs[0].seed", "'3'")),
     ("runs.0.colour", "red", ("runs[0].colour", "settings")),
-    ("runs.0.settings", ..., ("runs[0]", "settings")),
-    ("runs.0.checkpoints", [], ("runs[0].checkpoints",)),
     (f"{AT_POINT}.successes", 11, ("checkpoints[0].successes", 11, 10)),
-    (f"{AT_POINT}.episodes", 0, ("checkpoints[0].successes", 3, 0)),
-    (f"{AT_POINT}.updates", -1, ("checkpoints[0].updates", -1)),
     (f"{AT_POINT}.updates", True, ("checkpoints[0].updates", "True")),
     (f"{AT_POINT}.starts", "training", ("checkpoints[0].starts", "'training'", "validation")),
 ])  # fmt: skip
@@ -104,13 +95,6 @@ def test_a_field_that_is_not_what_it_must_be_is_named(path: str, value: Any, nam
     at.pop(last) if value is ... else at.update({last: value})
     with pytest.raises(DataError, match=naming("results.json", *named)):
         results.parse(changed, "results.json: ")
-
-
-def test_a_file_that_is_missing_or_no_json_is_named(tmp_path: Path):
-    (tmp_path / "there.json").write_text("{")
-    for file, named in (("other.json", "there"), ("there.json", "--json")):
-        with pytest.raises(DataError, match=naming(file, named)):
-            results.read(tmp_path / file)
 
 
 def test_what_is_written_is_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -126,24 +110,6 @@ def test_what_is_written_is_what_is_read(tmp_path: Path, monkeypatch: pytest.Mon
     assert '{"updates": 5, "successes": 0, "episodes": 10, "starts": "reported"}\n' in file.read_text()
 
 
-def test_a_part_joins_the_others_and_runs_keep_their_commit(tmp_path: Path):
-    file = tmp_path / "some.json"
-    saved(tmp_path, [Run(name, 0, "e", [], [Checkpoint(0, 1, 2)]) for name in ("ours", "bc")], details={"record": 1})
-    both = results.write(file, [Run("bc", 0, "e", [], [Checkpoint(9, 2, 2)])], join=True)
-    assert [(r.name, r.checkpoints[0].updates, r.commit) for r in both.runs] == [("ours", 0, "0123456"), ("bc", 9, "")]
-    assert results.write(file, [], details={"plan": 2}, join=True).details == {"record": 1, "plan": 2}
-    assert results.read(file) == results.write(file, [], join=True)
-
-
-@pytest.mark.parametrize(("seeds", "transcribed"), [((0, 1), True), ((0,), False)])
-def test_a_file_is_transcribed_while_it_has_such_runs(tmp_path: Path, seeds: tuple[int, ...], transcribed: bool):
-    file = tmp_path / "results.json"
-    runs = [Run("ours", seed, "e", [], [Checkpoint(0, 1, 2)]) for seed in seeds]
-    file.write_text(results.dumps(Results("c", "0123456", True, runs, "From the table.")))
-    made = results.write(file, [Run("ours", 0, "e", [], [Checkpoint(9, 2, 2)])], join=True)
-    assert (made.transcribed, made.note) == (transcribed, "From the table." if transcribed else "")
-
-
 def test_results_of_unknown_or_changed_code_and_of_two_tasks_are_not_shown(tmp_path: Path):
     for commit in (results.UNKNOWN, "0123456-dirty"):
         (tmp_path / f"{commit}.json").write_text(json.dumps({**VALID, "commit": commit}))
@@ -155,46 +121,121 @@ def test_results_of_unknown_or_changed_code_and_of_two_tasks_are_not_shown(tmp_p
         result_tables.interval(Where(two, "default"))
 
 
-def test_checkpoints_are_found_by_updates_and_role_and_shown_with_seeds_and_episodes(tmp_path: Path):
-    points = [Checkpoint(0, 1, 9, "validation"), Checkpoint(4, 2, 9, best=True), Checkpoint(8, 3, 9)]
-    run = Run("ours", 0, "e", [], points)
-    assert [run.at(which) for which in ("first", "last", "best", 8)] == [points[1], points[2], points[1], points[2]]
-    assert (run.at(0), run.at(0, "validation")) == (None, points[0])
-    points = [Checkpoint(10, 9, 25), Checkpoint(30, 25, 50)]
-    runs = [Run("qc", seed, "e", [], some) for seed, some in ((0, points), (0, points[1:]), (1, points[1:]))]
-    file = saved(tmp_path, runs)
-    texts = [result_tables.bare(50)(Where(file, "qc", at=(at,))) for at in (10, 30, 40)]
-    assert texts == ["36 (25 episodes)", "50, 50; 50", ""]
+TICKS = 0.02 * np.arange(6)
 
 
-@pytest.mark.parametrize(("words", "names", "named"), [
-    ([], ["published-qc"], ("--methods", "published-qc", "--published", published_code.SOURCE)),
-    (["--published_python", "p"], ["qc"], ("--published_python", "--published")),
-    (["--published", "."], ["published-qc"], ("--published", "agents/acfql.py", published_code.SOURCE)),
-    (["--published", "code"], ["qc"], ("--published", "--methods", "published-qc")),
-    (["--published", "code", "--offline_steps", "0"], ["published-qc"], ("--published", "--offline_steps", "0")),
-])  # fmt: skip
-def test_the_published_code_needs_its_checkout(words, names, named, tmp_path, monkeypatch, capsys):
-    (tmp_path / "code" / "agents").mkdir(parents=True)
-    (tmp_path / "code" / "agents" / "acfql.py").touch()
-    monkeypatch.chdir(tmp_path)
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--published", type=Path)
-    parser.add_argument("--published_python")
-    parser.add_argument("--offline_steps", type=int, default=1500)
-    with pytest.raises(SystemExit):
-        published_code.check(parser, names, parser.parse_args(words))
-    error = capsys.readouterr().err.partition("error: ")[2]
-    assert all(word in error for word in named)
+def test_newcombes_example():
+    """Newcombe 1998, table II, (a) method 10: 56/70 - 48/80."""
+    assert difference_interval(Count(56, 70), Count(48, 80)) == pytest.approx((0.0524, 0.3339), abs=5e-5)
+    low, high = difference_interval(Count(10, 10), Count(0, 20))
+    assert (round(low, 4), high) == (0.6791, 1.0)
 
 
-def test_a_folder_without_a_repository_of_its_own_has_no_commit(tmp_path: Path):
-    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
-    (tmp_path / "agents").mkdir()
-    (tmp_path / "agents" / "acfql.py").touch()
-    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
-        subprocess.run([*git, *words], check=True)
-    assert results.COMMIT.fullmatch(published_code.commit_of(tmp_path))
-    (tmp_path / "agents" / "acfql.py").write_text("x = 1")
-    assert published_code.commit_of(tmp_path).endswith("-dirty")
-    assert published_code.commit_of(tmp_path / "agents") == results.UNKNOWN
+@pytest.mark.parametrize(("task", "experiment"), ablations.EXPERIMENTS.items())
+def test_every_option_is_an_experiment_of_its_own(task, experiment):
+    made = {
+        option: str(to_dict(ablations.configuration(experiment, settings)))
+        for option, settings in ablations.OPTIONS.items()
+        if not ablations.says_nothing(option, experiment, [])
+    }
+    assert len({*made.values()}) == len(made) > 15
+    assert ("helper_errs" in made) is (task == "fake_aloha")  # where a human intervenes
+    offline = {option for option in made if not ablations.says_nothing(option, experiment, [], online=False)}
+    assert made.keys() - offline == ablations.ONLINE & made.keys()
+    assert set(ablations.BESIDE) | set(ablations.BESIDE.values()) <= set(ablations.OPTIONS)
+
+
+def test_every_method_on_cube_single_is_a_configuration_of_its_own():
+    made = {
+        str(to_dict(configured(load_experiment("ogbench"), [*map(cli_args.split, m.settings)], preset=m.preset)))
+        for m in cube_single.EVERY.values()
+    }
+    assert len(made) == len(cube_single.EVERY) == len(cube_single.METHODS) + len(cube_single.SAVINGS)
+
+
+def rows(run) -> list[tuple]:
+    return [(c.updates, c.successes, c.starts, c.best) for c in run.checkpoints]
+
+
+def test_the_best_checkpoint_is_chosen_on_validation_starts_and_marked(monkeypatch):
+    """Validation of every checkpoint comes first, then the chosen and the last one on reported starts."""
+    successes = {("a", 0): 1, ("a", 20): 7, ("a", 40): 5, (200, 0): 3, (400, 0): 2}
+
+    class Trained:
+        def __init__(self, name: Any, steps: list[int]) -> None:
+            self.name, self.steps = name, steps
+
+        def evaluate(self, step: int, n: int, starts: str = "reported", **more: Any) -> Checkpoint:
+            found = successes[self.name, step] - (starts == "reported")
+            return Checkpoint(**{"updates": step, "successes": found, "episodes": n, "starts": starts, **more})
+
+    def train(config, run, demos):
+        updates = run.name.rpartition("_")[2]
+        return Trained(int(updates), [0]) if run.name.startswith("bc") else Trained("a", [0, 20, 40])
+
+    monkeypatch.setattr(learning, "train", train)
+    monkeypatch.setattr(learn_fake_aloha, "BC_NORMALISERS", ("relative",))
+    monkeypatch.setattr(learn_fake_aloha, "BC_UPDATES", (200, 400))
+    args = argparse.Namespace(out=Path(), episodes=10, set=["agent.lr=0.1"], overrides=[])
+    run = learn_fake_aloha.online("qc", 4, Path(), args)
+    assert (run.name, run.seed, run.experiment, run.settings) == ("qc", 4, "fake_aloha", ["agent.lr=0.1"])
+    assert rows(run) == [
+        (0, 1, "validation", False), (20, 7, "validation", False), (40, 5, "validation", False),
+        (20, 6, "reported", True), (40, 4, "reported", False),
+    ]  # fmt: skip
+    successes["a", 40] = 9
+    assert rows(learn_fake_aloha.online("qc", 4, Path(), args))[3:] == [(40, 8, "reported", True)]
+    # Clones are counted by their updates of imitation.
+    assert rows(learn_fake_aloha.cloned(0, Path(), args)) == [
+        (200, 3, "validation", False), (200, 2, "reported", True),
+        (400, 2, "validation", False), (400, 1, "reported", False),
+    ]  # fmt: skip
+
+
+def test_a_reports_answer_is_the_first_command_and_set_point_that_change():
+    """Ticks at 0, 20, 40 ms ...; the report comes at 23 ms, is seen at 40, and the driver moves at 45."""
+    targets = np.repeat([0.0, 0.01], [2, 4])[:, None] * np.ones(14)
+    commands = [(k, t, 0.0, t + 0.001, row.tolist()) for k, (t, row) in enumerate(zip(TICKS, targets, strict=True))]
+    moments = 0.005 * np.arange(100)
+    points = np.maximum(moments - 0.040, 0)[:, None] * 0.1 * np.ones(14)
+    answer = answer_of(0.023, commands, moments, points)
+    assert answer[:4] == pytest.approx((0.017, 0, 0.018, 0.022))
+    slow = [(k, t, r, s, [0.01 * (t > 0.07)] * 14) for k, t, r, s, _ in commands]
+    assert answer_of(0.023, slow, moments, points).late == 2
+
+
+def test_braking_is_timed_by_the_joint_that_was_fastest():
+    """200 passes a second at 0.4 rad/s; unplugged at 0.5 s, braked from 0.52 to 0.56, back by 2 mrad until 0.6."""
+    moments = 0.005 * np.arange(400)
+    speed = np.interp(moments, [0.52, 0.56], [-0.4, 0.0]) + np.where((moments > 0.56) & (moments <= 0.6), 0.05, 0.0)
+    points = np.zeros((400, 14))
+    points[:, 1] = np.cumsum(speed) * 0.005
+    points[:, 0] = points[:, 1] / 4
+    points[:, 9] = moments  # the other arm moves on
+    braking = braking_of(0.5, moments, points)
+    assert (braking.speed, braking.returned) == pytest.approx((0.4, 0.002))
+    assert 0.02 < braking.began <= 0.03
+    assert 0.055 <= braking.stopped <= 0.065
+    assert 0.095 <= braking.settled <= 0.106
+
+
+def test_a_report_is_as_old_as_the_server_receives_the_command_that_is_made_of_it():
+    """Reports every 8 ms from 20 ms on, ticks every 20 ms; each command is at the server 2 ms after its tick."""
+    commands = [(k, t, 0.02 + 0.008 * ((t - 0.02) // 0.008), t + 0.001, []) for k, t in enumerate(TICKS)]
+    received = {k: t + 0.002 for k, t in enumerate(TICKS) if k != 3}  # one is overtaken
+    ways = ways_of(0.019, commands, received, held=0.07)
+    assert ways["received"] == pytest.approx(0.022 - 0.019)
+    assert ways["ages"] == pytest.approx((0.002, 0.002 + 0.004, 0.002 + 0.004), abs=1e-9)
+    assert ways["on_its_way"] == pytest.approx((0.002,) * 3)
+
+
+def test_the_published_latency_of_a_device_is_in_time():
+    file = Path(__file__).resolve().parents[1] / "docs" / "figures" / "device_latency.json"
+    published = json.loads(file.read_text())
+    answers = {kind: [Answer(**row) for row in published["each"][kind]] for kind in device_latency.KINDS}
+    brakings = [Braking(**row) for row in published["each"]["unplugs"]]
+    assert sum(map(len, answers.values())) >= 200
+    assert len(brakings) >= 25
+    again = device_latency.figures(answers, brakings)
+    assert again["holds"]
+    assert again == {name: published[name] for name in again}

@@ -11,12 +11,9 @@ from typing import Any
 import pytest
 
 from serl_chunk.evaluation.results import wilson_interval
-from serl_chunk_robot.robot_file.config import load
-from serl_chunk_robot.robot_file.toml_file import read_toml
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
-from support import served
 from support.results import Run, read
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
@@ -32,7 +29,6 @@ def run(script: str, *flags: object, status: int = 0, timeout: float | None = 28
 
 
 def measured(script: str, folder: Path, *flags: object, **more: Any) -> tuple[str, dict[str, Any]]:
-    """(what it printed, its figures)."""
     file = folder / "figures.json"
     return run(script, *flags, "--json", file, **more), json.loads(file.read_text())
 
@@ -105,26 +101,12 @@ def test_kept_features_stand_for_pixels_in_the_vision_benchmark(tmp_path):
 
 @pytest.mark.parametrize(("script", "option", "message"), [
     ("transport", "--agentlace=.", "--agentlace=.: no checkout of agentlace"),
-    ("updates", "--qc=.", "no checkout of Q-chunking's code"),
-    ("updates", "--presets=qcc", "'qcc' is none; valid: qc-rlpd, qc-fql, qc"),
     ("updates", "--small", "--small goes with neither --quick nor --savings"),
-    ("pi0_device", "--cases=lora,half", "'half' is none; valid: lora_expert, lora, expert, full, decide"),
     ("pi0_device", "--batch=3", "--batch=3 --rounds=20: expected an even batch"),
-    ("vision", "--cases=cached,resnet", "'resnet' is none; valid: none, conv, impala, resnet10, frozen, cached"),
-    ("vision", "--sizes=128", "--sizes=128: expected PIXELS:BATCH"),
     ("vision", "--sizes=48:3", "48:3 is no size: 8 pixels or more, an even batch"),
 ])  # fmt: skip
 def test_what_cannot_be_measured_is_refused(script, option, message):
     assert message in run(script, "--quick", option, status=1)
-
-
-def test_the_servers_file_has_the_options_of_its_experiment(tmp_path):
-    robots, file = BENCHMARKS.parent / "experiments" / "robots", tmp_path / "robot.toml"
-    file.write_text(served._with_option((robots / "aloha_sim.toml").read_text(), "env_name", "insertion"))
-    assert read_toml(file, ("name", "driver", "start", "reset")).values["driver"]["env_name"] == "insertion"
-    file.write_text(served._with_option((robots / "fake_aloha.toml").read_text(), "observe_objects", False))
-    loaded = load(file)
-    assert (loaded.driver, loaded.options, len(loaded.reset)) == ("fake_aloha", {"observe_objects": False}, 1)
 
 
 def test_nothing_moves_between_an_operators_hold_and_go_or_after_a_drivers_exit(tmp_path):
@@ -140,7 +122,6 @@ def test_nothing_moves_between_an_operators_hold_and_go_or_after_a_drivers_exit(
 
 
 def training(tmp_path: Path, script: str, *flags: object) -> list[Run]:
-    """The runs of one benchmark, from its beginning."""
     run(script, "--out", tmp_path / "out", "--json", tmp_path / "figures.json", *flags, timeout=None)
     return list(read(tmp_path / "figures.json").runs)
 

@@ -269,7 +269,6 @@ def test_the_tutorial_runs_end_to_end(
 
 
 def slug(heading: str) -> str:
-    """GitHub's anchor of a heading."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
@@ -329,7 +328,6 @@ def test_settings_exist(doc: Path):
 
 @pytest.fixture(scope="module")
 def flags() -> set[str]:
-    """Every flag that a command or a benchmark has."""
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         assert command_line.main(["--help_all"]) == 0
         for first, more in SUBCOMMANDS.items():

@@ -7,16 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from serl_chunk.agents.registry import register_agent
 from serl_chunk.cli.local import train_local
 from serl_chunk.cli.record import run_record
-from serl_chunk.config.agents.base import AgentConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.overrides import apply_overrides
 from serl_chunk.learner.building import RunOptions
 from serl_chunk.runs.checkpoints import CheckpointStore
 from serl_chunk.runs.metrics import read_metrics
-from serl_chunk.types import ConfigError
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
@@ -55,11 +52,3 @@ def test_an_agent_and_a_trainer_from_outside_train_and_act(variant, trains, tmp_
     longer = apply_overrides(config, [("learner.online_steps", "190")])
     train_local(longer, RunOptions([str(tmp_path / "demos")], str(tmp_path / "run")))
     assert len(read_metrics(tmp_path / "run")["episode"]) > len(rows), "the run goes on"
-
-
-def test_a_kind_of_ours_is_no_name_for_another_agent():
-    class Mine(AgentConfig):
-        kind = "acfql"
-
-    with pytest.raises(ConfigError, match=r"Mine\.kind is 'acfql'.*name of its own"):
-        register_agent(Mine, lambda *_: None)

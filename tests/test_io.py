@@ -37,9 +37,8 @@ def test_an_atomic_write_replaces_the_file_whole_or_not_at_all(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("written", "given", "text"), [
-    (format_bytes, 999, "999 B"), (format_bytes, 1536, "1.5 KiB"), (format_bytes, 20 * 2**20, "20 MiB"),
-    (format_bytes, 1023 * 2**20, "1.0 GiB"), (format_bytes, 2**51, "2048 TiB"),
-    (format_duration, 0.44, "0.4 s"), (format_duration, 59.9, "60 s"), (format_duration, 185, "3:05"),
+    (format_bytes, 999, "999 B"), (format_bytes, 1536, "1.5 KiB"), (format_bytes, 2**51, "2048 TiB"),
+    (format_duration, 59.9, "60 s"), (format_duration, 185, "3:05"),
     (format_duration, 3723, "1:02:03"), (lambda n: plural(n, "episode"), 1, "1 episode"),
     (lambda n: plural(n, "episode"), 2000, "2,000 episodes"), (os_reason, ValueError("text"), "text"),
     (os_reason, OSError(), "OSError"), (os_reason, FileNotFoundError(2, "No such file", "/f"), "No such file"),

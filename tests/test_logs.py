@@ -63,15 +63,6 @@ def test_a_record_that_cannot_be_formatted_is_reported_and_raises_nothing(capsys
     assert "wrong: %d" in err
 
 
-def test_the_level_can_be_chosen(capsys):
-    with logging_to_stdout():
-        configure(flags("--log_level", "debug"))
-        own.debug("seen")
-        configure(flags("--log_level", "error"))
-        own.warning("unseen")
-    assert capsys.readouterr().out.endswith(" DEBUG   seen\n")
-
-
 def test_a_log_file_holds_all_levels_earlier_lines_and_tracebacks(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
     path = tmp_path / "learner.log"

@@ -1,4 +1,4 @@
-"""What is committed and what an installed package contains."""
+"""What is committed, what an installed package contains, and which version and commit it names."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 import serl_chunk_robot
+from serl_chunk import version
+from serl_chunk.version import VersionInfo, version_info
 
 ROOT = Path(__file__).resolve().parents[1]
 ROBOT = ROOT / "packages" / "serl-chunk-robot" / "serl_chunk_robot"
@@ -32,7 +34,6 @@ def folders() -> set[str]:
 
 
 def robot_folders() -> set[str]:
-    """The same of the robot's package."""
     return {".".join(path.parent.relative_to(ROBOT.parent).parts) for path in ROBOT.rglob("*.py")}
 
 
@@ -172,3 +173,20 @@ def test_the_wheel_holds_every_module_and_experiment(tmp_path):
     n, *experiments = done.stdout.split()
     assert int(n) == len([p for name in SOURCES for p in (ROOT / name).rglob("*.py")])
     assert {"fake_aloha", "ogbench", "hil_serl_template"} <= set(experiments)
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_the_version_is_the_projects_and_the_commit_that_of_a_checkout(tmp_path):
+    project = Path(version.__file__).parents[1] / "pyproject.toml"
+    assert f'version = "{version_info().version}"' in project.read_text()
+    assert VersionInfo("1.2", "").text == "serl_chunk 1.2"
+    assert VersionInfo("1.2", "ab12").text == "serl_chunk 1.2 (commit ab12)"
+    assert version._commit(tmp_path) == ""
+    (tmp_path / "file").write_text("1")
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words, found in ((["init", "-q"], ""), (["add", "file"], ""), (["commit", "-qm", "first"], r"[0-9a-f]{12}")):
+        subprocess.run([*git, *words], check=True)
+        commit = version._commit(tmp_path)
+        assert re.fullmatch(found, commit)
+    (tmp_path / "file").write_text("2")
+    assert version._commit(tmp_path) == f"{commit}-dirty"

@@ -102,7 +102,6 @@ def room_of(path: Path) -> str:
 
 @functools.cache
 def parsed(path: Path) -> ast.Module:
-    """The module's tree."""
     return ast.parse(path.read_text())
 
 
@@ -126,7 +125,6 @@ def imports(path: Path) -> list[tuple[int, str]]:
 
 
 def importing(paths: list[Path], wrong: Callable[[Path, str], bool]) -> list[str]:
-    """Each import of these files that is wrong."""
     return [
         f"{p.relative_to(ROOT)}:{line} imports {name}" for p in paths for line, name in imports(p) if wrong(p, name)
     ]
@@ -170,7 +168,7 @@ def test_rooms_without_jax_never_name_it_and_simulators_are_imported_by_extras_a
 LONGEST = 600  # lines of a product file
 SHORTEST = 60  # lines of one that a single module imports; a shorter one makes its reader open two files for one idea
 SHORT_WITH_REASON: dict[str, str] = {  # path -> why it stands alone
-    "serl_chunk/robots/aloha.py": "loaded by name, as the specification of each other robot is",
+    "serl_chunk/robots/aloha.py": "loaded by name, as the specification of each other robot is"
 }
 
 
@@ -211,7 +209,6 @@ MOST_ATTRIBUTES = 20  # of an instance: what changes together is a value of its 
 
 
 def attributes(tree: ast.ClassDef) -> set[str]:
-    """Names that a class assigns on its instances."""
     stores = (n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store))
     return {n.attr for n in stores if isinstance(n.value, ast.Name) and n.value.id == "self"}
 

@@ -114,8 +114,6 @@ class Way:
 
 @contextlib.contextmanager
 def tracing(*ways: Way) -> Iterator[None]:
-    """Trace this thread, and those that start meanwhile."""
-
     def see(frame: FrameType, event: str, value: Any) -> None:
         for way in ways:
             way.see(frame, event, value)
@@ -199,7 +197,6 @@ class Pair:
 
 
 def leaf_bytes(pair: Pair) -> bytes:
-    """Return the first bytes of the largest parameter that a snapshot has."""
     params = pair.learner.agent.published(pair.learner.state, pair.learner.base, pretrained=False)
     flat = pair.learner.agent.flatten_params(params)
     largest = max((v for v in flat.values() if v.dtype == np.float32), key=lambda v: v.nbytes)

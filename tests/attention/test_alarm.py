@@ -20,21 +20,6 @@ HZ = 10.0
 S, F, U = Outcome.SUCCESS, Outcome.FAILURE, Outcome.UNKNOWN
 
 
-@pytest.mark.parametrize(
-    ("values", "fall"),
-    [
-        ([0.2, 0.4, 0.8], 0),
-        ([0.8, 0.2, 0.4], 0.5),  # from the highest, not from the one before
-        ([0.4, -0.4], 2),
-        ([0.05, 0.0], 0.5),  # a tenth of the range is the least scale
-        ([-3, -4], 10),
-    ],
-)
-def test_the_fall_is_a_share_of_what_was_reached(values, fall):
-    watch = Watch(ALARM)
-    assert [watch.fall(q) for q in values][-1] == pytest.approx(fall)
-
-
 @given(
     st.lists(st.integers(-8, 8).map(float), min_size=1, max_size=12),
     st.sampled_from([0.125, 1.0, 16.0]),
@@ -83,7 +68,6 @@ def test_a_file_gives_the_alarm_back_and_what_is_none_is_refused(tmp_path, chang
 
 
 def episode(q: dict[int, float], outcome=U, by="environment", *, human=()) -> Episode:
-    """Eight steps, with decisions of values q at their ticks."""
     steps = []
     for t in range(8):
         source = Source.HUMAN if t in human else Source.POLICY

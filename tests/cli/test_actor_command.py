@@ -1,4 +1,4 @@
-"""The training actor's start: what the learner's welcome tells it about the run, and about the next one."""
+"""The training actor's start: what the welcome tells it, what is refused, and what a failed start closes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ import pytest
 from actor_helpers import LineEnv, make_config
 from classifier_sets import save_random
 from errors import naming
+from ports import free_port
 
 from serl_chunk.actor import service
 from serl_chunk.actor.link import preprocess_of
 from serl_chunk.actor.policy import PolicyError
 from serl_chunk.actor.service import ActorService, ActorSummary
 from serl_chunk.cli import actor, evaluation
+from serl_chunk.cli.actor import run_training_actor
 from serl_chunk.cli.evaluation import EvaluationOptions
 from serl_chunk.cli.keys import LearnerAddress
+from serl_chunk.cli.learner import run_learner
 from serl_chunk.cli.process import load
 from serl_chunk.config.agents.bc import BcConfig
 from serl_chunk.config.agents.flow import FlowConfig
@@ -26,10 +29,12 @@ from serl_chunk.config.outcome import OutcomeConfig
 from serl_chunk.config.robots import AlohaConfig
 from serl_chunk.data.normalise.normaliser import Normaliser, fit_normaliser
 from serl_chunk.data.preprocess import Preprocess
+from serl_chunk.learner.building import RunOptions
 from serl_chunk.learner.service import welcome_of
 from serl_chunk.outcomes.robot import spec_of
-from serl_chunk.transport.wire.handshake import Welcome
-from serl_chunk.types import Amend, CameraSpec, DataError, PolicyOrigin, SerlChunkError, Snapshot
+from serl_chunk.runs.folder import open_run
+from serl_chunk.transport.wire.handshake import RefusedError, Welcome
+from serl_chunk.types import Amend, CameraSpec, ConfigError, DataError, PolicyOrigin, SerlChunkError, Snapshot
 
 ADDRESS = LearnerAddress("127.0.0.1", 1, "a")
 
@@ -79,7 +84,6 @@ def normaliser(config):
 
 
 def welcome(normaliser: Normaliser, run: str = "run", *, episodes: int = 3, env_steps: int = 90, human_ticks: int = 27):
-    """What a learner that has come this far sends."""
     learner = types.SimpleNamespace(
         preprocess=Preprocess(normaliser), episodes=episodes, env_steps=env_steps, human_ticks=human_ticks
     )
@@ -87,7 +91,6 @@ def welcome(normaliser: Normaliser, run: str = "run", *, episodes: int = 3, env_
 
 
 def start(monkeypatch, tmp_path, config, link, run) -> int:
-    """The command with `run` in the place of the control loop's sessions."""
     monkeypatch.setattr(actor, "open_link", lambda *_, **__: link)
     monkeypatch.setattr(ActorService, "run", run)
     monkeypatch.setattr(actor, "stop_on_signals", lambda *_: None)
@@ -144,7 +147,6 @@ def test_a_normaliser_that_is_not_the_one_its_welcome_names_is_refused(config, n
 
 
 def test_an_evaluation_decodes_no_checkpoint_with_another_ones_normaliser(monkeypatch, config, normaliser):
-    """The learner was replaced between its welcome and the checkpoint."""
     link = Link(welcome(normaliser))
     monkeypatch.setattr(evaluation, "open_link", lambda *_, **__: link)
     with pytest.raises(PolicyError, match=naming("normaliser", "its own", normaliser.digest(), 40)):
@@ -180,3 +182,39 @@ def test_what_cannot_act_is_refused_before_a_learner_is_called(tmp_path, monkeyp
         actor.run_training_actor(dataclasses.replace(config, **changes), ADDRESS, str(tmp_path))
     assert error.value.parameter == named[0]
     assert all(part in str(error.value) for part in named)
+
+
+CONFIG = load("fake_aloha", [])
+
+
+class RefusedLink:
+    closed = False
+
+    def connect(self, *_: object, **__: object) -> None:
+        raise RefusedError("another experiment")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_learner_that_cannot_start_lets_go_of_ports_and_folder(tmp_path, capsys):
+    where = {"bind": "127.0.0.1", "port": free_port(), "insecure": False}
+    two_arms = load("fake_aloha", [("agent.gripper.setup_mode", "single-arm-learned-gripper")])
+    with pytest.raises(ConfigError, match=naming("agent.gripper.setup_mode", "single-arm-learned-gripper", 1, 2)):
+        run_learner(two_arms, RunOptions([], str(tmp_path / "run")), **where)
+    assert not (tmp_path / "run").exists()
+    for _ in range(2):  # the second time it would find its own port or lock in use
+        with pytest.raises(ConfigError, match=naming(tmp_path / "none", "HDF5")):
+            run_learner(CONFIG, RunOptions([str(tmp_path / "none")], str(tmp_path / "run")), **where)
+    open_run(CONFIG, spec_of(CONFIG), str(tmp_path / "run")).lock.close()
+    capsys.readouterr()
+
+
+def test_a_refused_actor_opens_no_robot(monkeypatch):
+    link = RefusedLink()
+    monkeypatch.setattr(actor, "open_link", lambda *_, **__: link)
+    monkeypatch.setattr(actor, "stop_on_signals", lambda *_: None)
+    monkeypatch.setattr(service, "make_env", lambda *_, **__: pytest.fail("the robot was opened"))
+    with pytest.raises(RefusedError, match="another experiment"):
+        run_training_actor(CONFIG, ADDRESS)
+    assert link.closed

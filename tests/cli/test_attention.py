@@ -54,22 +54,14 @@ def fitted(runs, tmp_path, capsys):
     assert main([*words, str(tmp_path / "none" / "a.json")]) != 0
     assert re.match(naming(tmp_path / "none" / "a.json"), capsys.readouterr().err)
     assert main([*words, str(file)]) == 0
-    return file, capsys.readouterr().out
-
-
-def test_fit_writes_the_alarm_and_prints_what_counted(runs, fitted):
-    file, out = fitted
-    alarm = Alarm.read(file)
-    assert (alarm.fall, [run.run_id for run in alarm.runs]) == (0, ["1"])
-    assert "3 successes, 2 failures (0 interventions)" in out
-    assert "left out: 2 episodes" in out
-    assert "recall 100.0%: an alarm in 2 of 2 failures" in out
-    assert f"operator.attention={file}" in out
+    assert "left out: 2 episodes" in capsys.readouterr().out
+    assert Alarm.read(file).fall == 0
+    return file
 
 
 def test_test_prints_the_figures_of_another_run(runs, fitted, tmp_path, capsys):
     figures = tmp_path / "figures.json"
-    assert main(["attention", "test", str(fitted[0]), str(runs[1]), "--json", str(figures)]) == 0
+    assert main(["attention", "test", str(fitted), str(runs[1]), "--json", str(figures)]) == 0
     out = capsys.readouterr().out
     assert "recall 66.7%: an alarm in 2 of 3 failures" in out
     assert "precision 66.7%: 2 of 3 alarms true" in out
@@ -83,7 +75,7 @@ def test_test_prints_the_figures_of_another_run(runs, fitted, tmp_path, capsys):
 
 
 def test_a_run_that_it_was_fitted_on_has_to_be_wanted(runs, fitted, capsys):
-    words = ["attention", "test", str(fitted[0]), str(runs[1]), str(runs[0])]
+    words = ["attention", "test", str(fitted), str(runs[1]), str(runs[0])]
     assert main(words) == 2
     assert re.match(naming(runs[0], "--fitted"), capsys.readouterr().err)
     assert main([*words, "--fitted"]) == 0

@@ -17,11 +17,9 @@ from serl_chunk.console.bindings import Action
 from serl_chunk.data.formats import hdf5_writer, open_episodes
 from serl_chunk.data.formats.hdf5 import read_episode
 from serl_chunk.data.source import ReadOptions
-from serl_chunk.operator.devices import OperatorDevices
 from serl_chunk.operator.operator import Operator
 from serl_chunk.recording import labelled, recording
 from serl_chunk.types import Amend, ConfigError, Outcome, Source
-from serl_chunk_robot.devices.base import KeyEvent
 
 CAMERAS = ("front", "wrist")
 LENGTH = 12  # ticks of an episode
@@ -49,27 +47,9 @@ class Keys:
         self.questions.append(state.question)
 
 
-class Pedal:
-    """A pedal that is pressed and let go at once on ticks of the first episode: tick -> pedal."""
-
-    name, alive = "pedal", True
-
-    def __init__(self, env: LineEnv, pressed: dict[int, str]) -> None:
-        self._env, self._pressed = env, pressed
-
-    def read(self) -> Pedal:
-        return self
-
-    def keys(self) -> list[KeyEvent]:
-        name = self._pressed.pop(self._env.tick, None) if len(self._env.seeds) == 1 else None
-        return [] if name is None else [KeyEvent(name, down, 0.02 * self._env.tick) for down in (True, False)]
-
-
 @pytest.fixture
 def record(monkeypatch, tmp_path):
-    """Record on the line robot with keys; returns the folder and the console."""
-
-    def run(successes: int, failures: int, pressed=None, *, cameras=CAMERAS, env=None, terminal=True, pedal=None):
+    def run(successes: int, failures: int, pressed=None, *, env=None):
         env = env or LineEnv(length=LENGTH, success_at=4)
         env.goes_on = True
         keys = Keys(env, pressed or {})
@@ -82,23 +62,18 @@ def record(monkeypatch, tmp_path):
         def console_of(config, name, *, amend, end, takes, simulated):
             assert simulated
             now = lambda: 0.02 * env.tick  # noqa: E731
-            feet = None if pedal is None else Pedal(env, pedal)
-            operator = Operator(
-                keys, None, amend=amend, end=end, now=now, countdown=0.0, pause=lambda seconds: None,
-                devices=OperatorDevices(pedal=feet, clock=now), takes=takes,
-            )  # fmt: skip
-            yield operator if terminal else None
+            more = {"now": now, "countdown": 0.0, "pause": lambda seconds: None, "takes": takes}
+            yield Operator(keys, None, amend=amend, end=end, **more)
 
         monkeypatch.setattr(module, "console_of", console_of)
         folder = tmp_path / "labelled"
-        run_record_labels(make_config(), str(folder), cameras=cameras, successes=successes, failures=failures)
+        run_record_labels(make_config(), str(folder), cameras=CAMERAS, successes=successes, failures=failures)
         return folder, keys
 
     return run
 
 
 def labels_of(folder) -> dict[str, list[int]]:
-    """The labels of each frame as the training reads them."""
     source = open_episodes(folder, ReadOptions(cameras=CAMERAS))
     data = read_source(source, CAMERAS, Labelling(), set())
     for e in data.episodes:  # the frames have the number of their tick
@@ -137,12 +112,6 @@ def test_the_same_command_goes_on(record):
     }
 
 
-def test_a_pedal_switches_the_label_too(record):
-    folder, _ = record(10, 3, pedal={3: "right"})
-    assert labels_of(folder) == {"episode_0.hdf5": [0] * 3 + [1] * 10}
-    assert read_episode(folder / "episode_0.hdf5").end.outcome is Outcome.UNKNOWN
-
-
 @pytest.mark.parametrize(("where", "name"), [(hdf5_writer, "write_episode"), (labelled, "write_frame_labels")])
 def test_a_full_disk_delays_it(record, monkeypatch, where, name):
     disk = full_disk(monkeypatch, where, name, full=2)
@@ -172,19 +141,6 @@ def test_ctrl_c_keeps_the_episode_under_way(record, tmp_path):
     assert labels_of(tmp_path / "labelled") == {"episode_0.hdf5": [0] * 4 + [1] * 4}
 
 
-@pytest.mark.parametrize(("values", "names"), [
-    ({"successes": 0}, "successes"), ({"failures": 0}, "failures"), ({"cameras": ()}, "cameras"),
-    ({"cameras": ("belly",)}, "belly"), ({"terminal": False}, "terminal"),
-])  # fmt: skip
-def test_what_is_refused_before_anything_moves(record, tmp_path, values, names):
-    env = LineEnv()
-    env.reset = env.send = lambda *a, **k: pytest.fail("the robot was touched")  # type: ignore[method-assign]
-    with pytest.raises(ConfigError, match=naming(names)) as refused:
-        record(**{"successes": 3, "failures": 3, "env": env} | values)
-    assert refused.value.parameter in ("", names)
-    assert not (tmp_path / "labelled" / LABELS).exists()
-
-
 def test_labels_of_other_classes_are_refused(record, tmp_path):
     (tmp_path / "labelled").mkdir()
     (tmp_path / "labelled" / LABELS).write_text(json.dumps({"classes": ["up", "down"], "episodes": {}}))
@@ -193,7 +149,6 @@ def test_labels_of_other_classes_are_refused(record, tmp_path):
 
 
 def test_a_discard_takes_the_labels_away_at_once_and_u_brings_them_back(tmp_path):
-    """A recording that is killed before the next episode ends leaves a file without labels, as of one cut short."""
     (tmp_path / "episode_0.hdf5").touch()
     labels = LabelledFolder(tmp_path, (1, 1))
     labels.note_discard("a")  # within the episode

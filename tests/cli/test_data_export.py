@@ -14,12 +14,9 @@ from coded_replay import RNG, coded
 from errors import naming
 from journal_runs import Run, assert_equal
 
-from serl_chunk.cli.training import demo_options as demo_options_of
-from serl_chunk.cli.training import training_parser
 from serl_chunk.data.demos import load_demos
 from serl_chunk.data.formats.hdf5 import read_episode, write_episode
 from serl_chunk.data.source import ReadOptions, decode_images
-from serl_chunk.learner.offline_data import DemoOptions
 from serl_chunk.main import main
 from serl_chunk.replay.replay import Replay
 from serl_chunk.runs.episodes import DEMOS, FORMAT, JOURNAL, RunDemos, RunSource, note_of
@@ -65,15 +62,6 @@ def test_journal_to_hdf5_to_replay_is_equal(run, tmp_path):
     for a, b in zip(one, two, strict=True):
         for key in a if isinstance(a, dict) else [None]:
             np.testing.assert_array_equal(a if key is None else a[key], b if key is None else b[key])
-
-
-@pytest.mark.parametrize(("only", "chosen"), [("success", [0, 3]), ("interventions", [1, 3]), (None, [0, 1, 2, 3])])
-def test_only(run, tmp_path, only, chosen, capsys):
-    assert export(run, "--out", tmp_path / "out", *(["--only", only] if only else [])) == 0
-    ids = [read_episode(f, SPEC).begin.episode_id for f in files(tmp_path / "out")]
-    assert ids == [f"e{k}" for k in chosen]
-    said = capsys.readouterr().out
-    assert ("2 of 4 episodes are chosen" in said) == (only is not None)
 
 
 def interrupt(out: Path) -> dict[str, bytes]:
@@ -140,14 +128,6 @@ def test_the_demonstrations_a_run_was_started_with_are_exported(run, demos, tmp_
     assert len(files(tmp_path / "some")) == 3
 
 
-def test_another_run_s_episodes_are_found_again(run, tmp_path):
-    other = Run(tmp_path / "other")
-    with_demos(other, [run.path])
-    source = RunDemos(other.path)
-    assert len(source.keys()) == 4
-    assert_equal(source.read(source.keys()[1]), run.episodes[1].episode())
-
-
 def test_demonstrations_that_changed_or_went_are_named(run, demos):
     with_demos(run, [demos])
     source = RunDemos(run.path)
@@ -173,13 +153,3 @@ def test_how_they_were_read_is_remembered(run, tmp_path):
     with pytest.raises(DataError, match=naming("demos.json", "KeyError('options')")):
         RunDemos(other.path)
     assert decode_images(load_demos([tmp_path / "plain.hdf5"], plain).episodes[0]).end.outcome is Outcome.UNKNOWN
-
-
-def test_flags_say_how_demonstrations_are_read():
-    def read(*flags):
-        return demo_options_of(training_parser().parse_args([*flags]))
-
-    assert read() == DemoOptions()
-    found = read("--demo_color=bgr", "--demo_hz=30", "--demo_failure", "--demo_format=robomimic")
-    assert found == (ReadOptions(color="bgr", hz=30.0, success=False, solved="keep"), "robomimic", None)
-    assert read("--demo_scores=score_5=1,score_1=0").options.scores == (("score_5", 1.0), ("score_1", 0.0))

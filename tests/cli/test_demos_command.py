@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import gc
 import types
-import weakref
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pytest
 from errors import naming
 
+from serl_chunk.actor import service
 from serl_chunk.cli.learner import make_learner, train_offline
 from serl_chunk.cli.local import train_local
 from serl_chunk.cli.process import load
 from serl_chunk.cli.record import run_record
-from serl_chunk.data import rotating_dataset
 from serl_chunk.data.demos import load_demos
 from serl_chunk.data.formats import ogbench
-from serl_chunk.data.rotating_dataset import ShardedSource
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.learner import building
 from serl_chunk.learner.building import RunOptions
-from serl_chunk.learner.offline_data import DemoOptions, InitialData, open_dataset, read_demos
+from serl_chunk.learner.offline_data import DemoOptions, open_dataset, read_demos
 from serl_chunk.outcomes.robot import spec_of
 from serl_chunk.runs.folder import open_run
 from serl_chunk.runs.metrics import MetricsLog
@@ -96,78 +91,19 @@ def test_a_task_whose_rewards_nothing_can_be_given_is_refused(tmp_path: Path) ->
     assert len(read_demos(FAKE, SPEC, [str(tmp_path / "demos")], of_robot).episodes) == 1
 
 
-def test_what_is_to_be_known_of_a_data_set_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write(tmp_path / "cube.npz")
-    dataset = open_dataset(FAKE, SPEC, DemoOptions(dataset=str(tmp_path)))
-    assert dataset is not None
-    dataset.close()
-    assert any(line.startswith("data set: successes by the file's own labels") for line in caplog.messages)
-
-
-def test_the_texts_that_an_agent_learns_from_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    run_record(FAKE, 4, str(tmp_path), policy="scripted", noise=None, cameras=())
-    files = sorted(map(str, tmp_path.glob("*.hdf5")))
-    for path, text in zip(files, ("lift", "lift", "place", ""), strict=True):
-        with h5py.File(path, "r+") as file:
-            assert file["rl"].attrs["task"].decode() == FAKE.robot.task
-            file["rl"].attrs["task"] = np.bytes_(text)
-    for own, warned in (("place", False), ("fold", False), ("lower", True)):
-        caplog.clear()
-        overrides = [("agent.language.tokenizer", "bytes"), ("robot.task", own)]
-        given = files if own != "lower" else files[:3]
-        read_demos(load("fake_aloha", overrides), SPEC, given, DemoOptions())
-        [line] = [line for line in caplog.messages if line.startswith("language: ")]
-        assert "'lift' (2 episodes)" in line
-        assert f"{own!r}" in line or warned
-        assert any("is the text of no demonstration" in line for line in caplog.messages) == warned
-    caplog.clear()
-    read_demos(FAKE, SPEC, files, DemoOptions())
-    assert not any("language" in line for line in caplog.messages)
-
-
-class Taken:
-    """In the learner's place: what it finds in the data set, and whether any other thread holds on to it."""
-
-    def __init__(self, *args: Any, **rest: object) -> None:
-        self.replay = types.SimpleNamespace(estimated_bytes=0)
-        [dataset] = [a.dataset for a in args if isinstance(a, InitialData)]
-        self.current = dataset.current
-        self.shard = [weakref.ref(e.steps.observation["state"]) for e in dataset.take()]
-        dataset.close()
-
-
-@pytest.mark.parametrize("turn", [0, 5])
-def test_only_the_learner_keeps_a_shard_and_a_run_that_goes_on_reads_the_one_it_had(
-    turn: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "shards").mkdir()
-    for i in range(4):
-        write(tmp_path / "shards" / f"cube-{i}.npz", value=100.0 * i)
-    updates = turn * FAKE.replay.dataset_replace_interval
-    shards = ShardedSource(tmp_path / "shards", ReadOptions(), replace_interval=1, seed=FAKE.seed)
-    with contextlib.closing(shards) as walked:
-        for _ in range(turn):
-            walked.advance()
-    read: list[Path] = []
-    opened = rotating_dataset.OgbenchSource
-    monkeypatch.setattr(rotating_dataset, "OgbenchSource", lambda path, said: read.append(path) or opened(path, said))
-    monkeypatch.setattr(building, "Learner", Taken)
-    monkeypatch.setattr(building.CheckpointStore, "newest", lambda self: updates if turn else None)
-    run = open_run(FAKE, SPEC, str(tmp_path / "run"))
-    with run.lock:
-        learner = make_learner(
-            FAKE, RunOptions([], demo_options=DemoOptions(dataset=str(tmp_path / "shards"))), run, SPEC,
-            publish=lambda snapshot, info: None, threaded=False,
-        )  # fmt: skip
-    gc.collect()
-    assert learner.shard
-    assert not any(ref() is not None for ref in learner.shard)
-    assert read[0] == learner.current == walked.current
-
-
 @pytest.mark.parametrize("train", [train_local, train_offline], ids=["local", "offline"])
-def test_a_refused_start_leaves_no_run_behind(tmp_path: Path, train: Any) -> None:
+def test_a_refused_start_leaves_no_run_and_no_open_robot_behind(
+    tmp_path: Path, train: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing to pretrain on, a mistyped path, data that cannot be read; a folder with a run in it stays."""
+    opened, closed, make = [], [], service.make_env
+
+    def open_env(*args: Any, **more: Any) -> Any:
+        opened.append(env := make(*args, **more))
+        monkeypatch.setattr(env, "close", lambda: closed.append(env))
+        return env
+
+    monkeypatch.setattr(service, "make_env", open_env)
     bad, absent = str(tmp_path / "bad.npz"), str(tmp_path / "absent")
     Path(bad).write_bytes(b"nothing")
     pretrained = dataclasses.replace(FAKE, learner=dataclasses.replace(FAKE.learner, pretrain_steps=1))
@@ -182,6 +118,7 @@ def test_a_refused_start_leaves_no_run_behind(tmp_path: Path, train: Any) -> Non
     with pytest.raises((ConfigError, DataError), match=naming("bad.npz")):
         train(FAKE, RunOptions([bad], str(tmp_path / "old")))
     assert (tmp_path / "old" / "config.json").exists()
+    assert (closed, bool(opened)) == (opened, train is train_local)
 
 
 def test_a_start_that_fails_leaves_the_notes_of_the_life_before(
@@ -221,10 +158,3 @@ def test_a_start_that_fails_leaves_the_notes_of_the_life_before(
         start(bad, 3)
     assert [(run / name).read_bytes() for name in ("config.json", "demos.json")] == notes
     assert start(good, 4) == ["config changed since the last start (the new value wins): seed: 2 -> 4"]
-
-
-def test_what_is_wrong_with_data_names_the_learners_flags(tmp_path: Path):
-    for name in ("good", "bad"):
-        run_record(FAKE, 1, str(tmp_path / name), policy="scripted", noise=None, cameras=())
-    with pytest.raises(DataError, match=naming("bad, good", "scores", "bad=REWARD,good=REWARD")):
-        read_demos(FAKE, SPEC, [str(tmp_path)], DemoOptions())

@@ -23,8 +23,6 @@ STEPS = ("500", "1500", "2500")
 
 
 class Solved(LineEnv):
-    """Succeeds where the sampled policy pushes far enough."""
-
     def step(self, action):
         self.success_at = self.tick if action[0] > 0.15 else None
         return super().step(action)
@@ -34,7 +32,7 @@ class Solved(LineEnv):
 def lab(monkeypatch, tmp_path):
     """Evaluate three checkpoints on the line robot, on which an interruption comes in the given episode."""
 
-    def run(steps=STEPS, *, n: int = 4, interrupted: int | None = None, arms=("",), validation: bool = False):
+    def run(steps=STEPS, *, n: int = 4, interrupted: int | None = None, validation: bool = False):
         env = Solved(length=15)
         of_run = [
             evaluation.Checkpoint(Snapshot(int(s), {"bias": np.float32(0)}), identity(8), Counters(int(s), 0, 0))
@@ -56,7 +54,7 @@ def lab(monkeypatch, tmp_path):
 
         env.reset = counted
         (tmp_path / "run").mkdir(exist_ok=True)
-        options = EvaluationOptions(tuple(steps), n, stochastic=True, validation=validation, arms=arms)
+        options = EvaluationOptions(tuple(steps), n, stochastic=True, validation=validation)
         return run_evaluation(make_config(), options, tmp_path / "run")
 
     run.folder = tmp_path / "run" / "evaluations"
@@ -126,25 +124,6 @@ def test_an_interrupted_validation_chooses_no_checkpoint(lab, monkeypatch):
     store = type("Store", (), {"steps": lambda self: [500, 1500, 2500], "newest": lambda self: 2500})()
     with pytest.raises(evaluation.evaluations.CheckpointError, match="none is best"):
         evaluation.evaluations.resolve_step(lab.folder.parent, store, "best")
-
-
-def test_arms_of_several_checkpoints_are_rows_and_their_spread_is_shown(lab, capsys, tmp_path):
-    assert lab(arms=("one", "best")) == 0
-    out = capsys.readouterr().out
-    assert [line.split(":")[0].strip() for line in out.splitlines() if " deviation " in line] == [
-        f"{mode} policy, {arm}" for mode in ("mean", "sampled") for arm in ("one", "best")
-    ]
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    arms = [(row["mode"], row["arm"]) for row in rows if row["kind"] == "eval"]
-    assert sorted(arms) == sorted([("mean", "one"), ("mean", "best"), ("sampled", "one"), ("sampled", "best")] * 3)
-
-
-def test_one_checkpoint_is_printed_as_ever(lab, capsys):
-    assert lab(("500",)) == 0
-    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("evaluation: ")]
-    assert re.fullmatch(r"evaluation: success_rate=[01]\.\d\d n=4 report=.*report\.html", line)
-    [data] = written(lab.folder).values()
-    assert "in_turns_with" not in data
 
 
 def test_a_checkpoint_that_is_named_twice_is_refused(lab):

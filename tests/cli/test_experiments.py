@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serl_chunk.config.loader import known_experiments, load_experiment
+from serl_chunk.config.loader import load_experiment
 from serl_chunk.data.demos import load_demos
 from serl_chunk.main import main
 from serl_chunk.robots.registry import make_env, robot_spec
@@ -27,16 +27,6 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
-def test_experiments_are_listed_with_robot_and_purpose(capsys, folder):
-    (folder / "experiments").mkdir()
-    (folder / "experiments" / "broken.py").write_text("1 / 0")
-    lines = {line.split()[0]: line for line in printed(capsys, "experiments").splitlines()}
-    assert set(lines) == set(known_experiments())
-    assert "fake_aloha  " in lines["fake_aloha"]
-    assert "bimanual" in lines["fake_aloha"]
-    assert "ZeroDivisionError" in lines["broken"]
-
-
 def test_settings_are_shown_with_unit_meaning_and_mark(capsys):
     text = printed(capsys, "config", "fake_aloha", "--config.agent.lr=0.001")
     assert re.search(r"^\* agent\.lr +0\.001 +learning rate", text, re.MULTILINE)
@@ -45,14 +35,6 @@ def test_settings_are_shown_with_unit_meaning_and_mark(capsys):
     group = printed(capsys, "config", "fake_aloha", "agent.critic").splitlines()[1:]
     assert group
     assert all(line[2:].startswith("agent.critic.") for line in group)
-
-
-def test_one_setting_is_explained(capsys):
-    text = printed(capsys, "config", "fake_aloha", "agent.gripper.mode", "--config.agent.gripper.mode", "fixed")
-    assert "learned, fixed" in text
-    assert "--config.agent.gripper.mode=VALUE" in text
-    assert "actor.clock=realtime" in printed(capsys, "config", "fake_aloha", "actor.inference")
-    assert "above 0 or none" in printed(capsys, "config", "fake_aloha", "agent.critic_lr")
 
 
 def test_a_new_experiment_runs_as_it_is(capsys, folder):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -28,7 +27,6 @@ CONFIG = TransportConfig(timeout_s=0.6)
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The default key folder; in a folder of this test's own."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setattr(commands, "JOIN_TIMEOUT", 0.3)
     return tmp_path / "config" / "serl-chunk" / "keys"
@@ -36,7 +34,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def robot(tmp_path: Path) -> str:
-    """A robot PC's key folder."""
     return str(tmp_path / "robot")
 
 
@@ -53,14 +50,11 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) ->
 
 
 def word_of(output: str) -> str:
-    """The word to paste; there is one line with it."""
     [word] = re.findall(r"^  serl-chunk keys join '(sc1-[\w-]+)'$", output, re.MULTILINE)
     return word
 
 
 class serving:
-    """A learner that asks for keys."""
-
     def __init__(self, port: int, keys: ServerKeys | None) -> None:
         self.server = LearnerServer(CONFIG, ServerHandler(), bind=HERE, port=port, contract={}, keys=keys)
 
@@ -74,7 +68,6 @@ class serving:
 
 
 def connects(port: int, keys: ClientKeys | None) -> bool:
-    """Whether an actor with these keys is welcome."""
     link = LearnerLink(CONFIG, host=HERE, port=port, actor_id="a", contract={}, keys=keys)
     try:
         link.connect(timeout=10)
@@ -85,13 +78,11 @@ def connects(port: int, keys: ClientKeys | None) -> bool:
 
 @pytest.fixture
 def port(capsys) -> int:
-    """Where the learner listens, whose keys are made."""
     run(capsys, "init")
     return free_port()
 
 
 def invited(capsys, port: int, name: str = "left", host: str = HERE, *more: str) -> str:
-    """The word of a line for another machine."""
     return word_of(run(capsys, "add", name, "--host", host, "--port", str(port), *more))
 
 
@@ -104,10 +95,6 @@ def test_one_paste_is_all(capsys, home, robot, port):
         assert f"joined the learner {fingerprint(own.server)} as 'left'; key in {own.file}" in said
         assert f"--actor --ip {HERE}" in said
         assert connects(port, own)
-    listed = run(capsys, "list")
-    assert re.search(rf"^  left +joined +{fingerprint(own.pair.public)} ", listed, re.MULTILINE)
-    assert re.search(r"^  this-machine +joined ", listed, re.MULTILINE)
-    assert "this machine is 'left'" in run(capsys, "list", "--keys", robot)
 
 
 def test_the_actor_joins_where_the_learner_is_not_there_yet(capsys, home, robot, port):
@@ -171,7 +158,7 @@ def test_what_is_refused(capsys, home, robot, tmp_path):
     assert "`serl-chunk keys init`" in run(capsys, "add", "left", status=2)
     assert f"made in {home}" in run(capsys, "init")
     assert "holds a learner's keys" in run(capsys, "init", status=2)
-    for name in ("", "../left", "a b", "-x", "x" * 65):
+    for name in ("", "../left", "x" * 65):
         assert "key name" in run(capsys, "add", "--", name, status=2)
     assert "has no key named 'left'; it has: this-machine" in run(capsys, "revoke", "left", status=2)
     word = word_of(run(capsys, "add", "left"))
@@ -180,20 +167,6 @@ def test_what_is_refused(capsys, home, robot, tmp_path):
     assert "cannot be used" in run(capsys, "init", "--keys", str(tmp_path / "file"), status=2)
     (home / "server.json").chmod(0o644)
     assert f"chmod 600 {home / 'server.json'}" in run(capsys, "list", status=2)
-
-
-def test_lines_and_keys_are_listed_as_what_they_are(capsys, home, port):
-    def listed(name: str, state: str) -> bool:
-        return re.search(rf"^  {name} +{state} ", run(capsys, "list"), re.MULTILINE) is not None
-
-    run(capsys, "add", "left")
-    assert "left is revoked (an unused line)" in run(capsys, "revoke", "left")
-    assert listed("left", "revoked")
-    run(capsys, "add", "left")  # and in again, with a new line
-    assert listed("left", "invited")
-    assert "this-machine is revoked (key " in run(capsys, "revoke", "this-machine")
-    ServerKeys.open(home, lambda: time.time() - 700).invite("right", [], 1)
-    assert listed("right", "expired")
 
 
 def test_no_command_prints_a_secret_but_the_line(capsys, home, robot, port):

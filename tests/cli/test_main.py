@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from errors import naming
 
-from serl_chunk.cli.commands import LISTED
 from serl_chunk.cli.evaluation import EvaluationOptions
 from serl_chunk.cli.keys import LearnerAddress
-from serl_chunk.cli.process import OF_BOTH_SIDES, OF_THE_LEARNER, load, print_config
-from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.config.fields import value_at
-from serl_chunk.config.presets import PRESETS
+from serl_chunk.cli.process import print_config
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.learner.building import RunOptions
 from serl_chunk.learner.offline_data import DemoOptions
@@ -29,17 +23,6 @@ from serl_chunk.types import ConfigError, DataError
 from serl_chunk.version import version_info
 
 RUN = ["--exp_name", "fake_aloha"]
-
-
-OGBENCH = """
-from serl_chunk.config.agents.acrlpd import AcrlpdConfig
-from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.config.robots import OgbenchConfig
-
-def experiment():
-    agent = AcrlpdConfig()
-    return ExperimentConfig(name="play", robot=OgbenchConfig(reward="dense"), agent=agent)
-"""
 
 
 @pytest.fixture
@@ -54,7 +37,6 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple, dict[str, 
     return calls
 
 
-CONFIG = load("fake_aloha", [])
 LATEST = ["--actor", "--eval_checkpoint_step", "0"]
 BEST = ["--actor", "--eval_checkpoint_step", "best", "--eval_n_trajs", "7"]
 SHARED = ["--launched_with_learner", "--demo_path", "d", "--checkpoint_path", "r", "--actor_id", "left"]
@@ -71,15 +53,11 @@ CALLS: list[tuple[list[str], str, tuple[Any, ...], dict[str, Any]]] = [
      "run_learner", (RunOptions(["a", "b"], "run", 
       DemoOptions(ReadOptions(color="bgr", success=True, solved="keep"), "episodes")),),
      {"bind": "0.0.0.0", "port": 7000, "insecure": True, "keys": None}),
-    (["--learner", "--keys", "k"], "run_learner", (RunOptions([], wandb=True),), {"keys": "k", "insecure": False}),
-    ([*SHARED, "--learner"], "run_learner", (RunOptions(["d"], "r", wandb=True),), {}),  # each has the other's flags
     ([*SHARED, "--actor"], "run_training_actor", (dataclasses.replace(HERE, actor_id="left"), None), {"viewer": None}),
     (["--actor"], "run_training_actor", (HERE, None), {}),
     (["--actor", "--ip", "gpu", "--port", "7000", "--actor_id", "left", "--keys", "k", "--spool_path", "s"],
      "run_training_actor", (LearnerAddress("gpu", 7000, "left", "k"), "s"), {}),
-    (["--actor", "--insecure"], "run_training_actor", (dataclasses.replace(HERE, insecure=True), None), {}),
     (LATEST, "run_training_actor", (HERE, None), {}),  # HIL-SERL's default
-    ([*LATEST, "--eval_n_trajs", "0"], "run_training_actor", (HERE, None), {}),
     ([*LATEST, "--eval_n_trajs", "3", "--checkpoint_path", "r"], "run_evaluation",
      (EvaluationOptions(("0",), 3), Path("r")), {}),
     ([*BEST, "--ip", "gpu", *ALL_OF_EVALUATION], "run_evaluation",
@@ -117,43 +95,6 @@ def test_flags_reach_the_recorder(called):
     assert keywords == {"policy": "scripted", "noise": 0.1, "keep": "successes", "viewer": None}
 
 
-def test_each_alias_sets_its_field(called):
-    values = {
-        "utd_ratio": "0.5",
-        "horizon_length": "4",
-        "online_steps": "500",
-        "env_name": "",
-        "setup_mode": "",
-        "task": "",
-    }
-    given = {a.path: (a.flag, values.get(a.flag, "7")) for a in (*OF_BOTH_SIDES, *OF_THE_LEARNER)}
-    given = {path: (flag, value) for path, (flag, value) in given.items() if value}
-    words = [word for flag, value in given.values() for word in (f"--{flag}", value)]
-    assert main([*RUN, "--learner", "--dataset_dir", "d", *words]) == 0
-    [(_, (config, options), _)] = called
-    assert {path: value_at(config, path) for path in given} == {
-        path: float(value) for path, (_, value) in given.items()
-    }
-    assert options.demo_options.dataset == "d"
-
-
-@pytest.mark.parametrize("mode", [["--learner"], ["--actor"], ["record", "--out", "x"], ["doctor"]])
-def test_what_records_or_acts_takes_the_experiments_flags(called, mode):
-    assert main([*mode, *RUN, "--task", "fold it=twice", "--preset", "rlpd"]) == 0
-    config = next(a for a in called[0][1] if isinstance(a, ExperimentConfig))
-    assert (config.robot.task, config.chunk.horizon) == ("fold it=twice", 1)
-
-
-def test_the_environment_and_its_reward(called, tmp_path):
-    (tmp_path / "play.py").write_text(OGBENCH)
-    name = "cube-double-play-singletask-task2-v0"
-    for flags, reward in (([], "dense"), (["--sparse"], "sparse"), (["--sparse=True"], "sparse"),
-                          (["--sparse=false"], "dense")):  # fmt: skip
-        assert main(["--exp_name", str(tmp_path / "play.py"), "--actor", "--env_name", name, *flags]) == 0
-        robot = called[-1][1][0].robot
-        assert (robot.env_name, robot.reward) == (name, reward)
-
-
 def test_presets_come_before_the_overrides_and_on_both_sides(called, tmp_path, caplog):
     flags = ["--preset", "qc", "--compat", "qc", "--config.agent.actor_num_samples=4", "--horizon_length", "3"]
     for side in ("--learner", "--actor"):
@@ -172,31 +113,6 @@ def test_presets_come_before_the_overrides_and_on_both_sides(called, tmp_path, c
     assert (saved["preset"], saved["compat"]) == ("qc", "qc")
 
 
-@pytest.mark.parametrize("command", [["presets"], [*RUN, "--preset", "help"]])
-def test_the_presets_are_listed(command, capsys):
-    assert main(command) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == list(PRESETS)
-    assert all(preset.description in line for line, preset in zip(lines, PRESETS.values(), strict=True))
-
-
-@pytest.mark.parametrize("arguments", [[], ["-h"], ["--help"], ["--help_all"]])
-def test_the_help_is_short_unless_all_of_it_is_wanted(arguments, capsys):
-    assert main(arguments) == 0
-    text = capsys.readouterr().out
-    flags = set(re.findall(r"^  --(\w+)", text, re.MULTILINE))
-    most_used = {"exp_name", "learner", "actor", "local", "demo_path", "checkpoint_path", "ip", "bind", "preset"}
-    assert most_used | {"eval_checkpoint_step", "eval_n_trajs", "help_all", "version"} <= flags
-    assert text.count("  serl-chunk ") >= 3  # examples
-    for command in LISTED:
-        assert re.search(rf"^  {command} +\w", text, re.MULTILINE)
-    if arguments == ["--help_all"]:
-        assert flags > most_used | {"save_video", "port", "keys", "insecure", "utd_ratio"}
-    else:
-        assert len(flags) <= 14
-        assert len(text.splitlines()) < 56
-
-
 def test_the_version_is_printed(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.strip() == version_info().text
@@ -206,12 +122,9 @@ def test_the_version_is_printed(capsys):
     ("error", "status", "named"),
     [
         (ConfigError("must be above 0, got 0", parameter="agent.lr"), 2, ("--config.agent.lr", 0)),
-        (ConfigError("must be above 0, got 0", parameter="learner.utd_ratio"), 2, ("--utd_ratio", 0)),
         (ConfigError("no such file", parameter="demo_path"), 2, ("--demo_path", "no such file")),
-        (ConfigError("it is slow", parameter="somewhere.else"), 2, ("somewhere.else",)),
         (DataError("episode_0.hdf5: it is damaged"), 1, ("episode_0.hdf5",)),
         (OSError(28, "No space left on device", "runs/x"), 1, ("runs/x", "No space left on device", "Free space")),
-        (PermissionError(13, "Permission denied", "runs/x"), 1, ("runs/x", "Permission denied", "permissions")),
         (TimeoutError(), 1, ("TimeoutError",)),
         (KeyboardInterrupt(), 130, ("interrupted",)),
     ],
@@ -226,16 +139,3 @@ def test_an_error_is_one_line_with_a_status(monkeypatch, capsys, error, status, 
     out, err = capsys.readouterr()
     assert (out, err.count("\n"), err.startswith("serl-chunk: ")) == ("", 1, True)
     assert re.search(naming(*named), err)
-
-
-def test_the_package_is_a_command_too():
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(
-        [sys.executable, "-m", "serl_chunk", "--exp_name", "nothing", "--learner"],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 2
-    assert done.stderr.startswith("serl-chunk: --exp_name: unknown experiment 'nothing'")

@@ -24,8 +24,6 @@ PATIENCE = 60.0  # seconds
 
 @pytest.fixture
 def to_descriptor(monkeypatch):
-    """Let standard output and error be a descriptor."""
-
     def point(descriptor: int) -> None:
         for name in ("stdout", "stderr"):
             stream = open(descriptor, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
@@ -35,7 +33,6 @@ def to_descriptor(monkeypatch):
 
 
 def prints(lines: int) -> bool:
-    """Whether a thread that prints so many lines, with each a status line, comes to its end."""
     thread = threading.Thread(target=lambda: print_all(lines), daemon=True)
     thread.start()
     thread.join(PATIENCE)

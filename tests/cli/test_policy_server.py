@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import threading
-
-import numpy as np
 import pytest
 from actor_helpers import SPEC, LineEnv, make_config
 from policy_servers import HORIZON, StatePolicy, server_of
@@ -32,16 +28,6 @@ def policy():
 def config(policy):
     with server_of(policy) as server:
         yield make_config(horizon=HORIZON, actor=ActorConfig(policy=f"openpi://127.0.0.1:{server.port}"))
-
-
-def test_a_server_is_evaluated_without_a_checkpoint(config, monkeypatch, capsys):
-    monkeypatch.setattr(evaluation, "make_env", lambda *a, **k: LineEnv(length=9, success_at=5))
-    monkeypatch.setattr(evaluation, "spec_of", lambda config: SPEC)
-    monkeypatch.setattr(evaluation, "stop_on_signals", lambda stop, how: None)
-    assert run_evaluation(config, EvaluationOptions((), 3), None) == 0
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith("evaluation: success_rate=1.0")
-    assert "policy server" in last
 
 
 @pytest.fixture
@@ -78,33 +64,8 @@ def test_a_servers_successes_are_demonstrations_and_its_failures_can_be_kept(rec
     assert [read_episode(f, cameras=()).end.outcome.value for f in files[2:]] == ["failure", "success"]
 
 
-def test_a_recording_goes_on_after_its_server_was_away(monkeypatch, tmp_path, config):
-    """The server is lost within an episode: the simulator waits."""
-    monkeypatch.setattr(client, "BACKOFF_S", (0.05, 0.2))
-    with server_of(StatePolicy()) as first:
-        port = first.port
-        other = dataclasses.replace(config, actor=ActorConfig(policy=f"openpi://127.0.0.1:{port}"))
-        second = server_of(StatePolicy(), port=port)
-
-        class Losing(LineEnv):
-            def step(self, action):
-                if self.tick == 3 and len(self.seeds) == 2:
-                    first.close()
-                    threading.Timer(0.5, second.start).start()
-                return super().step(action)
-
-        monkeypatch.setattr(record, "make_env", lambda *a, **k: Losing(length=12, success_at=9))
-        monkeypatch.setattr(record, "spec_of", lambda config: SPEC)
-        assert run_record(other, 3, str(tmp_path), policy="server", noise=None, cameras=()) == 0
-        second.close()
-    lengths = [len(read_episode(f, cameras=()).steps.reward) for f in sorted(tmp_path.glob("*.hdf5"))]
-    assert lengths == [10] * 3
-    assert np.all([len(set(read_episode(f, cameras=()).steps.source)) == 1 for f in tmp_path.glob("*.hdf5")])
-
-
 @pytest.fixture
 def closed(monkeypatch):
-    """What was closed, in order."""
     order, close = [], client.PolicyClient.close
     monkeypatch.setattr(client.PolicyClient, "close", lambda self: (order.append("client"), close(self)))
 

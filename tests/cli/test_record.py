@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import threading
 
-import fake_hid
 import numpy as np
 import pytest
-from actor_helpers import HumanOnTicks, LineEnv, ListSink, SimClock, make_config
+from actor_helpers import HumanOnTicks, LineEnv, make_config
 from errors import naming
 
 from serl_chunk.actor.episode import EpisodeRunner
@@ -17,16 +15,13 @@ from serl_chunk.actor.stats import EpisodeSummary
 from serl_chunk.cli import record
 from serl_chunk.cli.process import load
 from serl_chunk.cli.record import run_record
-from serl_chunk.config.robots import GymConfig
 from serl_chunk.data.formats.hdf5 import read_episode
-from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
 from serl_chunk.data.inspect.inspect import inspect as real_inspect
 from serl_chunk.data.inspect.results import Issue
 from serl_chunk.devices.recorded import save_interventions
 from serl_chunk.main import main
 from serl_chunk.recording import recording
-from serl_chunk.recording.recording import Demonstration, Recording, RecordingTotals
-from serl_chunk.robots.fake.single_arm import FakeSingleArmEnv
+from serl_chunk.recording.recording import Demonstration, RecordingTotals
 from serl_chunk.robots.registry import make_env, make_expert
 from serl_chunk.types import Amend, ConfigError, DataError, Outcome, Source
 from serl_chunk_robot.devices.base import DeviceError
@@ -34,48 +29,12 @@ from serl_chunk_robot.devices.base import DeviceError
 CONFIG = load("fake_aloha", [])
 
 
-class SometimesFails:
-    """The scripted expert, except from every third start state, where it commands zeros."""
-
-    def __init__(self, expert) -> None:
-        self._expert = expert
-
-    def reset(self, seed: int) -> None:
-        self._seed = seed
-        self._expert.reset(seed)
-
-    def act(self):
-        command = self._expert.act()
-        return command * 0 if self._seed % 3 == 1 else command
-
-
-@pytest.fixture
-def unreliable(monkeypatch):
-    real = record.make_expert
-    monkeypatch.setattr(record, "make_expert", lambda env: SometimesFails(real(env)))
-
-
 def record_until(n: int, folder, **changes) -> int:
     return run_record(CONFIG, n, str(folder), **{"policy": "scripted", "noise": None, "cameras": (), **changes})
 
 
-def test_a_recording_that_goes_on_repeats_no_start_state(tmp_path, unreliable, caplog):
-    caplog.set_level("INFO", "serl_chunk")
-    assert record_until(3, tmp_path) == 0
-    assert record_until(5, tmp_path) == 0
-    episodes = demos(tmp_path)
-    assert [e.begin.init_state for e in episodes] == ["seed-0", "seed-2", "seed-3", "seed-5", "seed-6"]
-    assert len({e.steps.action.tobytes() for e in episodes}) == 5
-    assert all(e.end.outcome is Outcome.SUCCESS and e.end.terminated for e in episodes)
-    assert record_until(5, tmp_path) == 0  # complete: nothing is recorded
-    out = caplog.text
-    assert "3 demonstrations recorded in 4 episodes" in out
-    assert "2 demonstrations recorded in 3 episodes" in out
-    assert "already holds 5 demonstrations" in out
-    assert len(demos(tmp_path)) == 5
-
-
-def test_a_folder_of_another_robot_is_not_added_to(tmp_path):
+def test_a_folder_is_complete_and_one_of_another_robot_is_not_added_to(tmp_path):
+    assert record_until(1, tmp_path) == 0
     assert record_until(1, tmp_path) == 0
     with pytest.raises(ConfigError, match=naming("fake_aloha", "episode_0.hdf5", "fake_single_arm", "--out")):
         run_record(load("fake_single_arm", []), 1, str(tmp_path), policy="scripted", noise=None, cameras=())
@@ -95,18 +54,6 @@ def test_what_cannot_go_on_is_named(tmp_path, monkeypatch):
         record_until(1, tmp_path, noise=0.1)
 
 
-def test_the_cameras_that_the_agent_looks_at_are_recorded_unless_others_are_named(monkeypatch):
-    asked: list[tuple[str, ...]] = []
-    monkeypatch.setattr(record, "run_record", lambda *a, **kw: asked.append(kw["cameras"]) or 0)
-    for flags in ([], ["--cameras", "top"], ["--cameras", "all"], ["--cameras", "none"], ["--cameras="]):
-        assert main(["record", "--exp_name", "fake_aloha_images", "--out", "x", *flags]) == 0
-    every = ("top", "left_wrist", "right_wrist")
-    assert asked == [every, ("top",), every, (), ()]
-    asked.clear()
-    assert main(["record", "--exp_name", "fake_aloha", "--out", "x"]) == 0
-    assert asked == [()]  # whose agent looks at none
-
-
 def test_a_folder_without_frames_takes_none_with_them(tmp_path):
     assert record_until(1, tmp_path) == 0
     for n in (1, 2):  # complete or not
@@ -117,62 +64,6 @@ def test_a_folder_without_frames_takes_none_with_them(tmp_path):
     for n in (1, 2):
         assert record_until(n, filmed, cameras=("top",)) == 0
     assert [len(e.steps.sparse["images/top"].index) for e in demos(filmed)] == [e.steps.n for e in demos(filmed)]
-
-
-class Seconds:
-    """A clock on which only waiting takes time."""
-
-    def __init__(self) -> None:
-        self.time, self.waits = 50.0, 0
-
-    def now(self) -> float:
-        return self.time
-
-    def sleep_until(self, moment: float) -> None:
-        self.waits += 1
-        self.time = max(self.time, moment)
-
-
-@pytest.mark.parametrize("is_real", [True, False])
-def test_a_real_robot_is_recorded_at_its_rate_and_a_simulator_at_once(is_real):
-    env = make_env(CONFIG.robot)  # whose steps take no time, as of an environment that does not sleep
-    sink, clock = ListSink(), Seconds()
-    config = dataclasses.replace(CONFIG, robot=GymConfig(make=lambda fake_env: None, is_real=is_real))
-    runner = EpisodeRunner(env, make_expert(env), sink, config=config, clock=clock)
-    summaries = [runner.run_episode(seed) for seed in range(2)]
-    runner.close()
-    assert all(s.success for s in summaries)
-    assert {s.source for s in sink.steps} == {Source.SCRIPTED}
-    stamps = np.array([s.stamp for s in sink.steps[: summaries[0].length]])
-    start = 50.0 if is_real else 0.0
-    np.testing.assert_allclose(stamps - start, np.arange(len(stamps)) * env.robot_spec.dt, atol=1e-9)
-    assert clock.waits == (sum(s.length for s in summaries) if is_real else 0)
-    if not is_real:
-        assert sink.steps[summaries[0].length].stamp == 0.0  # each demonstration counts from 0
-    env.close()
-
-
-class Wild:
-    """Commands far beyond the robot's limits."""
-
-    def reset(self, seed: int) -> None:
-        pass
-
-    def act(self) -> np.ndarray:
-        return np.array([7.0, -7.0])
-
-
-def test_a_human_takes_over_from_a_demonstrator_or_from_nothing():
-    """Without a policy the robot holds until the human acts: a recording by hand."""
-    for demonstrator, source in ((Wild(), Source.SCRIPTED), (None, Source.HOLD)):
-        sink, human = ListSink(), HumanOnTicks(frozenset({2, 3}), idle=frozenset({3}))
-        runner = EpisodeRunner(LineEnv(length=6), demonstrator, sink, config=make_config(), intervention=human)
-        summary = runner.run_episode(0)
-        assert {tuple(s.action) for s in sink.steps if s.source is Source.SCRIPTED} <= {(1.0, -1.0)}  # the limits
-        expected = [source, source, Source.HUMAN, Source.HOLD, source, source]
-        assert [s.source for s in sink.steps] == expected
-        assert {(s.decision_tick, s.policy_version, s.policy_age) for s in sink.steps} == {(-1, -1, -1.0)}
-        assert (summary.human_ticks, summary.segments) == (2, 1)
 
 
 IDLE = 4  # ticks before the first motion
@@ -238,8 +129,6 @@ def test_successes_are_kept_from_the_first_motion_on_and_a_second_run_goes_on(tm
 
 @pytest.fixture
 def line(monkeypatch, tmp_path):
-    """Record on the line robot, which succeeds on tick 4."""
-
     def run(number: int, *, env=None, moves=range(2, 30), **actor) -> int:
         env = env or LineEnv(length=10, success_at=4)
         config = make_config()
@@ -261,11 +150,6 @@ def test_a_human_may_fail_as_often_as_it_takes(line):
     env = Late(length=3)
     assert line(1, env=env, moves=range(9), max_human_ticks=1) == 0  # which limits a run alone
     assert len(env.seeds) == 41
-
-
-def test_a_recording_that_never_succeeds_is_given_up(line):
-    with pytest.raises(ConfigError, match=naming(21, "x.npz", "actor.intervention")):
-        line(1, env=LineEnv(length=10), intervention="x.npz")
 
 
 def test_ctrl_c_reports_what_is_kept(line, tmp_path, caplog):
@@ -305,88 +189,6 @@ def test_a_driver_of_your_own_may_be_the_humans(tmp_path, monkeypatch):
     assert human_run(make_config(), 1, tmp_path) == 0
     [episode] = demos(tmp_path)
     assert (episode.steps.n, set(episode.steps.source)) == (6, {Source.HUMAN})
-
-
-@pytest.mark.parametrize(("kind", "seconds"), [("spacemouse", 19 * 0.02), ("scripted", 0.0)])
-def test_a_simulator_under_a_device_runs_at_the_robots_rate(tmp_path, kind, seconds):
-    clock, env = SimClock(), LineEnv(length=20)
-    config = make_config()
-    config = dataclasses.replace(config, actor=dataclasses.replace(config.actor, intervention=kind))
-    with EpisodeWriter(tmp_path, env.robot_spec) as writer:
-        recording = Recording(
-            env, None, HumanOnTicks(frozenset()), writer, RecordingTotals(),
-            config=config, cameras=(), number=1, there=0, clock=clock,
-        )  # fmt: skip
-        for attempt in range(2):
-            recording.attempt(attempt)
-        recording.close()
-    assert clock.now() - 100.0 == pytest.approx(2 * seconds)
-
-
-class Hand(threading.Thread):
-    """Holds a virtual mouse: it reports the newest deflection 125 times a second."""
-
-    def __init__(self, mouse: fake_hid.Mouse) -> None:
-        super().__init__(daemon=True)
-        self._mouse, self._ended = mouse, threading.Event()
-        self._reports: tuple[bytes, ...] = ()
-
-    def push(self, action: np.ndarray) -> None:
-        """Deflect by velocities float[6] of the world, and press for the gripper's, float[7] in all."""
-        x, y, z, roll, pitch, yaw = (350 * action[:6]).round().astype(int).tolist()
-        pressed = fake_hid.buttons(1 if action[6] < 0 else 2 if action[6] > 0 else 0)
-        self._reports = fake_hid.translation(-y, -x, -z), fake_hid.rotation(-pitch, -roll, -yaw), pressed
-
-    def run(self) -> None:
-        while not self._ended.wait(1 / fake_hid.RATE):
-            self._mouse.push(*self._reports)
-
-    def end(self) -> None:
-        self._ended.set()
-        self.join()
-
-
-class Watched(FakeSingleArmEnv):
-    """An arm whose state a script watches, which pushes a mouse accordingly, 0.8 s after each reset."""
-
-    hand: Hand
-
-    def reset(self, **options):
-        result = super().reset(**options)
-        self.script = make_expert(self)
-        self.script.noise = 0.0
-        self.script.reset(0)
-        self.hand.push(np.zeros(7))
-        return result
-
-    def receive(self):
-        result = super().receive()
-        self.hand.push(self.script.act() if self.tick >= 8 else np.zeros(7))
-        return result
-
-
-@pytest.mark.slow
-def test_a_spacemouse_records_three_demonstrations(tmp_path, monkeypatch, caplog):
-    caplog.set_level("INFO", "serl_chunk")
-    with fake_hid.installed(tmp_path) as hid:
-        Watched.hand = Hand(hid.mouse())
-        Watched.hand.start()
-        monkeypatch.setattr(record, "make_env", Watched)
-        words = ["record", "--exp_name", "fake_single_arm", "--policy", "human", "--n_demos", "3"]
-        words += ["--out", str(tmp_path / "d"), "--config.actor.intervention=spacemouse"]
-        try:
-            assert main(words) == 0
-        finally:
-            Watched.hand.end()
-        assert len(hid.opened) == 1
-    episodes = demos(tmp_path / "d")
-    assert len(episodes) == 3
-    for e in episodes:
-        assert (e.end.outcome, e.end.terminated) == (Outcome.SUCCESS, True)
-        assert e.steps.source[0] == Source.HUMAN
-        assert np.mean(e.steps.source == Source.HUMAN) > 0.5
-        assert np.abs(e.steps.action[0]).max() > 0
-    assert "demonstration 3 of 3" in caplog.text
 
 
 def test_the_robot_is_closed_before_the_device_and_also_where_that_cannot_be_opened(line, tmp_path, monkeypatch):

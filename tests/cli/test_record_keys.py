@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import pytest
 from actor_helpers import HumanOnTicks, make_config
 from full_disk import full_disk
@@ -20,7 +19,7 @@ from serl_chunk.data.formats.hdf5 import read_episode
 from serl_chunk.operator.operator import Operator
 from serl_chunk.recording import recording
 from serl_chunk.recording import recording as full_disk_module
-from serl_chunk.types import DataError, Outcome, Source
+from serl_chunk.types import DataError, Outcome
 
 POLLING = full_disk_module.polling
 BEFORE = {  # state -> the keys that lead there
@@ -33,8 +32,6 @@ BEFORE = {  # state -> the keys that lead there
 
 
 class Lab:
-    """A recording of the line robot; see `Desk`."""
-
     def __init__(self, folder, monkeypatch) -> None:
         self.folder, self._patch = folder, monkeypatch
         self.env = Waiting(length=400)
@@ -53,7 +50,6 @@ class Lab:
             self.desk = desks[0] if desks else None
 
     def kept(self) -> list[tuple[int, int]]:
-        """(Start, ticks) of each demonstration."""
         found = [read_episode(file) for file in sorted(self.folder.glob("*.hdf5"))]
         return [(int(e.begin.init_state.removeprefix("seed-")), e.steps.n) for e in found]
 
@@ -80,9 +76,8 @@ class Left(NamedTuple):
 
 
 UNTOUCHED, OTHERS, CLEARED = [(0, 12), (1, 8)], [(1, 8), (2, 8)], ("stop", "clear", "go")
-HELD = [(0, 121), (1, 8)]
-TABLE: dict[str, tuple[Left, dict[Action, Left]]] = {  # state -> what keys without an effect leave, and the others
-    "ACTING": (Left(UNTOUCHED, [0, 1]), {
+TABLE: dict[str, dict[Action, Left]] = {  # state -> what a key with an effect leaves
+    "ACTING": {
         Action.HOLD: Left([(0, 117), (1, 8)], [0, 1]),
         Action.STOP: Left(OTHERS, [0, 1, 2], CLEARED),
         Action.SUCCESS: Left([(0, 4), (1, 8)], [0, 1]),
@@ -90,8 +85,8 @@ TABLE: dict[str, tuple[Left, dict[Action, Left]]] = {  # state -> what keys with
         Action.DISCARD: Left(OTHERS, [0, 1, 2]),
         Action.QUIT: Left([(0, 12)], [0], ("park",)),
         Action.END: Left([], [0], ("stop",), status=130),
-    }),
-    "HOLD": (Left(HELD, [0, 1]), {
+    },
+    "HOLD": {
         Action.GO: Left([(0, 117), (1, 8)], [0, 1]),
         Action.STOP: Left(OTHERS, [0, 1, 2], CLEARED),
         Action.SUCCESS: Left([(0, 8), (1, 8)], [0, 1]),
@@ -101,64 +96,34 @@ TABLE: dict[str, tuple[Left, dict[Action, Left]]] = {  # state -> what keys with
         Action.RESET_NEW: Left([(0, 8), (1, 8)], [0, 0, 1]),
         Action.QUIT: Left([(0, 121)], [0], ("park",)),
         Action.END: Left([], [0], ("stop",), status=130),
-    }),
-    "RESET": (Left([(0, 4), (1, 8)], [0, 1]), {  # of the second episode
+    },
+    "RESET": {  # of the second episode
         Action.STOP: Left([(0, 4), (1, 8)], [0, 1], CLEARED),
         Action.DISCARD: Left(OTHERS, [0, 1, 2], aside=1),
         Action.UNDO: Left(OTHERS, [0, 1, 2], aside=1),
         Action.QUIT: Left([(0, 4)], [0], ("park",)),
         Action.END: Left([(0, 4)], [0], ("stop",), status=130),
-    }),
-    "STOPPED": (Left(OTHERS, [0, 1, 2], CLEARED), {
+    },
+    "STOPPED": {
         Action.STOP: Left(OTHERS, [0, 1, 2], ("stop", *CLEARED)),
         Action.QUIT: Left([], [0], ("stop",)),
         Action.END: Left([], [0], ("stop", "stop"), status=130),
-    }),
-    "WAITING": (Left([(0, 8), (1, 8)], [0, 1]), {  # for the scene
+    },
+    "WAITING": {  # for the scene
         Action.STOP: Left([(0, 8), (1, 8)], [0, 1], CLEARED),
         Action.QUIT: Left([], [], ("park",)),
         Action.END: Left([], [], ("stop",), status=130),
-    }),
+    },
 }  # fmt: skip
 
 
-def check(lab, state: str, actions: Sequence[Action], expected: Left, *, by: str) -> None:
-    words = ACTING if state == "ACTING" else (ActorState(state),)
-    first, *others = actions
-    script = [*BEFORE[state], Press(first, words), *(Press(action, words, after=0) for action in others)]
-    status = lab.record(script, ready="first" if state == "WAITING" else "", by=by)
-    assert lab.desk.console.script == []
-    left = Left(lab.kept(), lab.env.seeds, lab.desk.sent, len(lab.aside()), status)
-    assert left == expected._replace(sent=tuple(expected.sent))
-
-
 @pytest.mark.parametrize("by", BY)
-@pytest.mark.parametrize(("state", "action"), [(s, a) for s, (_, table) in TABLE.items() for a in table])
+@pytest.mark.parametrize(("state", "action"), [(s, a) for s, table in TABLE.items() for a in table])
 def test_each_key_with_an_effect(lab, state, action, by):
-    check(lab, state, [action], TABLE[state][1][action], by=by)
-
-
-@pytest.mark.parametrize("by", BY)
-@pytest.mark.parametrize("state", TABLE)
-def test_all_keys_without_an_effect(lab, state, by):
-    """One after the other, and with those that lead out of a state left to the usual operator."""
-    untouched, table = TABLE[state]
-    leads_on = {"STOPPED": {Action.CLEAR}, "RESET": {Action.HOLD}, "WAITING": {Action.GO, Action.HOLD}}
-    # In reverse: "yes" does nothing before "park".
-    actions = [a for a in reversed(Action) if a not in table and a not in leads_on.get(state, set())]
-    if state in ("ACTING", "HOLD"):  # each further key takes a tick
-        (start, ticks), second = untouched.kept
-        untouched = untouched._replace(kept=[(start, ticks + len(actions) - 1), second])
-    check(lab, state, actions, untouched, by=by)
-
-
-def test_a_label_is_recorded_as_the_operators(lab):
-    lab.record([], 1)
-    [file] = lab.folder.glob("*.hdf5")
-    episode = read_episode(file)
-    assert episode.end[3:7] == (True, False, Outcome.SUCCESS, "operator")
-    assert episode.steps.reward.tolist() == [0.0] * 7 + [1.0]
-    assert ActorState.POLICY not in lab.desk.words()  # the robot is the human's all the time
+    words = ACTING if state == "ACTING" else (ActorState(state),)
+    status = lab.record([*BEFORE[state], Press(action, words)], ready="first" if state == "WAITING" else "", by=by)
+    assert lab.desk.console.script == []
+    assert Left(lab.kept(), lab.env.seeds, lab.desk.sent, len(lab.aside()), status) == TABLE[state][action]
 
 
 HOLD, RESET = (ActorState.HOLD,), (ActorState.RESET,)
@@ -214,37 +179,6 @@ def test_a_label_can_be_undone_once_and_nothing_is_overwritten(lab, caplog):
     assert (lab.aside(), lab.kept()) == ([ASIDE, f"{ASIDE}1"], OTHERS)
     assert (lab.folder / ASIDE).read_text() == "an earlier one"
     assert f"episode_0.hdf5 is now {ASIDE}1" in caplog.text
-
-
-def test_the_view_counts(lab, caplog):
-    caplog.set_level("INFO", "serl_chunk")
-    lab.record([Press(Action.FAILURE), *DISCARDED])
-    shown = [state.progress for state in lab.desk.console.states]
-    states = [text for k, text in enumerate(shown) if k == 0 or shown[k - 1] != text]
-    assert states == [
-        "demonstration 1 of 2: 0 attempts, 0 kept",
-        "demonstration 1 of 2: 1 attempt, 0 kept",
-        "demonstration 2 of 2: 2 attempts, 1 kept",
-        "demonstration 2 of 2: 3 attempts, 1 kept",
-    ]
-    assert "demonstration 2 of 2: 8 ticks, 0.2 s, human 100 %, success by operator" in caplog.text
-
-
-def test_a_script_records_under_the_same_keys(lab, monkeypatch):
-    class Still:
-        def reset(self, seed):
-            pass
-
-        def act(self):
-            return np.zeros(2, np.float32)
-
-    monkeypatch.setattr(record, "make_expert", lambda env: Still())
-    lab.record([Press(Action.DISCARD), Press(Action.HOLD), Press(Action.RESET, (ActorState.HOLD,))], policy="scripted")
-    assert lab.env.seeds == [0, 1, 1, 2]
-    assert lab.kept() == [(1, 7), (2, 7)]
-    episode = read_episode(sorted(lab.folder.glob("*.hdf5"))[0])
-    assert set(episode.steps.source) == {Source.SCRIPTED}
-    assert lab.desk.words()[-1] is ActorState.POLICY
 
 
 def test_a_full_disk_delays_a_recording_which_ctrl_c_gives_up(lab, monkeypatch, caplog):

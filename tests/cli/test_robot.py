@@ -45,7 +45,6 @@ def robot(tmp_path_factory):
 
 
 def sine(joint=0, height=0.2, seconds=2.0, ticks=100, start=HOME):
-    """An episode in which one joint goes to and fro, from rest to rest."""
     t = np.arange(ticks) * TICK
     actions = np.tile(start, (ticks, 1))
     actions[:, joint] += height * np.sin(np.pi * t / seconds) ** 2
@@ -56,13 +55,6 @@ def dried(robot, profile, episode, lag=0.02):
     done = Changed()
     dry_run(episode, robot, load_driver(robot).spec(), robot.profiles[profile].limits, lag, done)
     return done
-
-
-def test_slow_actions_are_changed_by_no_profile(robot):
-    for profile in ("first_day", "exploring", "evaluating"):
-        done = dried(robot, profile, sine(height=0.05))
-        assert (done.ticks, done.changed) == (100, 0)
-        assert done.apart.max() < 1e-6
 
 
 @pytest.mark.parametrize(
@@ -115,8 +107,6 @@ def test_dry_reads_demonstrations_and_needs_no_robot(demos, tmp_path, capsys):
 
 
 class Person:
-    """Says go where `show` requests it, as an operator at another terminal."""
-
     def __init__(self, robot) -> None:
         self.operator, self.lines = robot.ready(), []
 

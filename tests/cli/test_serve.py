@@ -10,15 +10,14 @@ import re
 import runpy
 import subprocess
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from errors import naming
 from processes import settings
-from untrained_runs import untrained_run
 
 from serl_chunk.actor.policy import ChunkPolicy, Request
 from serl_chunk.agents.registry import make_agent
@@ -27,10 +26,13 @@ from serl_chunk.cli.process import load, split_overrides
 from serl_chunk.cli.serve import ServedPolicy, ServeOptions, run_serve
 from serl_chunk.config.agents.gripper import GripperConfig
 from serl_chunk.data.preprocess import Preprocess, fit_preprocess
+from serl_chunk.outcomes.robot import spec_of
 from serl_chunk.robots.registry import make_env
+from serl_chunk.runs.checkpoints import CheckpointStore
+from serl_chunk.runs.folder import open_run
 from serl_chunk.serving.client import PolicyClient
 from serl_chunk.serving.endpoint import Address
-from serl_chunk.types import IMAGE_PREFIX, STATE, ConfigError, Snapshot
+from serl_chunk.types import IMAGE_PREFIX, STATE, ConfigError
 
 pytest.importorskip("websockets")
 openpi = pytest.importorskip("openpi_client.websocket_client_policy")
@@ -43,12 +45,24 @@ CHANGES = [
     "--config.agent.language.tokenizer=bytes", "--config.agent.language.length=96",
 ]  # fmt: skip
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "serving.md"
-EXP = ["--exp_name", "fake_aloha"]
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, config):
-    return untrained_run(config, tmp_path_factory.mktemp("served") / "run")
+    """A run whose checkpoint's parameters were drawn; its state holds nothing."""
+    folder, spec = tmp_path_factory.mktemp("served") / "run", spec_of(config)
+    agent, preprocess = make_agent(config, spec), fit_preprocess(config, spec, [])
+    draw = jax.jit(lambda key: agent.published(agent.init(key), agent.perception.vision.random(key)))
+    params = draw(jax.random.key(0))
+    run = open_run(config, spec, str(folder))
+    with run.locked():
+        run.write_config()
+    with contextlib.closing(CheckpointStore(folder)) as store:
+        meta = {"env_steps": 0, "human_ticks": 0, "base_digest": agent.base_digest, **preprocess.normaliser.fields()}
+        arrays = preprocess.normaliser.to_arrays()
+        store.save(5, {"empty": jnp.zeros(1)}, agent.flatten_params(params), arrays, meta)
+        assert store.wait()
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +78,6 @@ def env(config):
 
 @contextlib.contextmanager
 def serving(config, options):
-    """`run_serve` on a thread; yields the port."""
     stop, ready, found = threading.Event(), threading.Event(), []
 
     def start():
@@ -154,7 +167,6 @@ def test_the_documents_script_runs(port, tmp_path, capsys, config):
     "SERL_CHUNK_OPENPI" not in os.environ, reason="SERL_CHUNK_OPENPI names no Python with openpi-client"
 )
 def test_the_documents_script_runs_in_openpis_environment(port, tmp_path):
-    """With the NumPy that its client asks for."""
     [text] = re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
     (tmp_path / "request_chunk.py").write_text(text.replace("8000", str(port)))
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -181,20 +193,6 @@ def test_a_bad_request_of_openpis_client_names_the_field(port, env):
         client.infer(aloha(observed(env, 0), "a" * 200))
 
 
-def test_clients_at_once_get_their_own_chunks(port, env, policy):
-    observations = [observed(env, seed) for seed in range(4)]
-    right = [expected(policy, each).actions for each in observations]
-
-    def infer(number):
-        client = openpi.WebsocketClientPolicy("127.0.0.1", port)
-        return [client.infer(aloha(observations[number]))["actions"] for _ in range(4)]
-
-    with ThreadPoolExecutor(4) as pool:
-        for number, replies in enumerate(pool.map(infer, range(4))):
-            for reply in replies:
-                np.testing.assert_allclose(reply, right[number], rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("explore", [True])
 def test_padding_changes_nobodys_answer(config, env, policy, explore):
     """Row i of a batch of one size is the same whatever the others are, to the bit; of another size, to rounding."""
@@ -210,39 +208,6 @@ def test_padding_changes_nobodys_answer(config, env, policy, explore):
     np.testing.assert_array_equal(decide(0, 1, 3, 2)[:2], whole[:2])
     np.testing.assert_allclose(decide(0, 1), whole[:2], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(decide(0), whole[:1], rtol=1e-4, atol=1e-5)
-
-
-def test_clients_with_texts_of_different_lengths_are_decided_together():
-    config = load("fake_aloha_pi0", [])
-    env = make_env(config.robot)
-    agent = make_agent(config, env.robot_spec)
-    policy = ChunkPolicy(agent, fit_preprocess(config, env.robot_spec, []), env.robot_spec)
-    key = jax.random.key(0)
-    params = agent.published(agent.init(key), agent.new_base(key))
-    policy.swap(Snapshot(1, agent.flatten_params(params)))
-    texts = ("a", "put the red cube into the basket on the left side")
-    seen = []
-    for seed in range(len(texts)):
-        state = env.reset(seed=seed)[0][STATE]
-        seen.append({STATE: state, **env.read_images(config.agent.image_keys)})
-    rows = [policy.prepare(*each) for each in zip(seen, texts, strict=True)]
-    together = policy.decide_each(rows)
-    for row, decision in zip(rows, together, strict=True):
-        [alone] = policy.decide_each([row])
-        np.testing.assert_allclose(decision.actions, alone.actions, rtol=1e-4, atol=1e-4)
-    assert np.abs(together[0].actions - together[1].actions).max() > 1e-3
-    sizes = agent._decide._cache_size()
-    policy.decide_each([policy.prepare(seen[0], "open the drawer next to it")] * 2)
-    assert agent._decide._cache_size() == sizes
-
-
-def test_nothing_is_compiled_again(config, env, policy):
-    served = ServedPolicy(config, env.robot_spec, policy)
-    served.compile((1, 2, 4))
-    before = policy.agent._decide._cache_size()
-    for n in (1, 2, 4, 2):
-        served.decide([served.prepare(aloha(observed(env, seed))) for seed in range(n)])
-    assert policy.agent._decide._cache_size() == before
 
 
 def test_grippers_that_keep_their_opening_are_served_as_the_state_has_them(config, env, policy):

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 import threading
 import time
 
 import numpy as np
 import pytest
 from actor_helpers import SPEC, LineEnv, NoisyAgent, identity, make_config
-from errors import naming
 from live_desk import NAMES, Viewer
 
 from serl_chunk.cli import evaluation, record
@@ -21,12 +19,10 @@ from serl_chunk.console.bindings import REPEAT
 from serl_chunk.data.formats.hdf5 import read_episode
 from serl_chunk.live.server import LivePage
 from serl_chunk.runs.metrics import Counters
-from serl_chunk.types import ConfigError, Outcome, Snapshot
+from serl_chunk.types import Outcome, Snapshot
 
 
 class Slow(LineEnv):
-    """Leaves a viewer the time to press a key."""
-
     opened = False
 
     def __init__(self) -> None:
@@ -113,14 +109,3 @@ def test_a_viewer_labels_the_episodes_of_an_evaluation(evaluated, tmp_path, monk
     assert "episode 2 of 2" in seen
     [result] = json.loads((tmp_path / "evaluations" / "evaluation_5.json").read_text())["results"]
     assert [(e["outcome"], e["ended_by"]) for e in result["episodes"]] == [("failure", "operator")] * 2
-
-
-@pytest.mark.parametrize("command", ["recorded", "evaluated"])
-def test_a_port_in_use_is_refused_before_the_robot_is_opened(command, request):
-    run, Slow.opened = request.getfixturevalue(command), False
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        with pytest.raises(ConfigError, match=naming(port)) as error:
-            run(str(port))
-    assert error.value.parameter == "viewer"
-    assert not Slow.opened

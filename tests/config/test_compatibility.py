@@ -104,7 +104,6 @@ EACH.append(configured(CONFIG, preset="decoupled"))
 
 
 def acting(kind: str) -> set[str]:
-    """Settings of all agents and of an experiment that are marked as `kind`, without those of the robot."""
     marked = (leaf for config in EACH for leaf in leaves(config) if leaf.acts == kind)
     return {leaf.path for leaf in marked if not leaf.path.startswith("robot.")}
 
@@ -137,15 +136,6 @@ def test_a_setting_that_an_actor_acts_by_is_named_where_it_differs(path):
     assert f"{path} is " in sentence
     assert f"at the learner and {value!r} at the actor" in sentence
     assert "Start both with the same experiment, configuration" in sentence
-
-
-def test_settings_that_nothing_looks_at_and_the_tasks_of_actors_are_not_compared():
-    said = contract(CONFIG, SPEC, "net")
-    assert not any(n.startswith(("agent.language", "tokens", "agent.gripper.epsilon", "agent.log_std")) for n in said)
-    bytes_ = ("agent.language.tokenizer", "bytes")
-    one, other = (contract(load("fake_aloha", [bytes_]), SPEC, "net", tokens=tokens) for tokens in ("a1", "b2"))
-    assert "tokens is 'a1' at the learner and 'b2' at the actor" in compare(one, other)
-    assert contract(load("fake_aloha", [bytes_, ("robot.task", "another one")]), SPEC, "net", tokens="a1") == one
 
 
 def test_both_sides_compare_what_grippers_are():

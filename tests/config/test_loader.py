@@ -25,7 +25,6 @@ VARIANTS = {  # experiments whose variants are experiments of their own
 
 @pytest.fixture(autouse=True)
 def search_path(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A copy of sys.path: an experiment's folder is added to it."""
     copy = list(sys.path)
     monkeypatch.setattr(sys, "path", copy)
     return copy
@@ -33,7 +32,6 @@ def search_path(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty ./experiments of the present directory."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "experiments").mkdir()
     return tmp_path / "experiments"
@@ -71,19 +69,6 @@ def test_a_file_imports_the_modules_beside_it_when_it_is_loaded_and_later(tmp_pa
     assert search_path.count(str(tmp_path)) == 1
 
 
-def test_a_file_does_not_hide_the_package_it_is_called_as_or_lies_beside(tmp_path, search_path, folder):
-    for path in (tmp_path / "a" / "wave.py", folder / "mine.py"):
-        load_experiment(write(path))
-        assert search_path[-1] == str(path.parent)
-    for beside in ("b/wave.py", "c/wave/__init__.py"):
-        mine = tmp_path / beside[0] / "mine.py"
-        write(mine, before="import wave\nassert wave.open\n")
-        (tmp_path / beside).parent.mkdir(exist_ok=True)
-        (tmp_path / beside).write_text("raise AssertionError")
-        load_experiment(str(mine))
-        assert search_path[-1] == str(mine.parent)
-
-
 def test_folders_with_colons_in_their_names_are_no_variants(tmp_path):
     path = tmp_path / "a:b.py:c" / "mine.py"
     assert load_experiment(write(path)).name == "mine"
@@ -114,15 +99,11 @@ def test_a_name_that_is_unknown_comes_with_those_that_are_and_the_nearest(folder
     ("source", "named"),
     [
         ("x = 1", ("broken.py", "experiment()", "ExperimentConfig")),
-        ("experiment = 3", ("broken.py", "experiment()", "ExperimentConfig")),
         ("def experiment(): return 3", ("broken.py", "experiment()", "int", "ExperimentConfig")),
         ("x = 1\ndef experiment(:", ("broken.py", 2, "SyntaxError")),
         ("import no_such_module", ("broken.py", 1, "ModuleNotFoundError", "no_such_module", sys.executable)),
-        ("from serl_chunk.types import Nothing", ("broken.py", 1, "ImportError", "Nothing")),
-        ("x = {}\n\nx['hz']", ("broken.py", 3, "KeyError", "hz")),
         ("import sys\nsys.exit(3)", ("broken.py", 2, "SystemExit", 3)),
         ("x = '\0'", ("broken.py", "SyntaxError")),
-        ("def experiment(x): return x", ("broken.py", "experiment()", "TypeError", "x")),
         (f"{CHUNK}def experiment():\n    return ChunkConfig(horizn=5)",
          ("broken.py", 3, "experiment()", "TypeError", "horizn")),
         ("import json\ndef experiment():\n    return json.loads('')",

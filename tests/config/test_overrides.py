@@ -10,9 +10,7 @@ from typing import Literal
 import pytest
 from errors import naming
 
-from serl_chunk.config.agents.acrlpd import AcrlpdConfig
 from serl_chunk.config.agents.bc import BcConfig
-from serl_chunk.config.agents.critic import SacCriticConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import value_at
 from serl_chunk.config.overrides import apply_overrides, difference, parse, to_dict
@@ -42,36 +40,21 @@ def test_nested_values_of_every_type():
     assert apply_overrides(BASE, []) is BASE
 
 
-def test_fields_that_must_agree_can_be_changed_together():
-    base = dataclasses.replace(BASE, agent=AcrlpdConfig(critic=SacCriticConfig(ensemble=4)))
-    config = apply_overrides(base, [("agent.critic.target_subset", "9"), ("agent.critic.ensemble", "9")])
-    assert config.agent.critic.target_subset == 9
-    with pytest.raises(ConfigError, match=naming("agent.critic.target_subset", 9, "1..4")):
-        apply_overrides(base, [("agent.critic.target_subset", "9")])
-
-
 @pytest.mark.parametrize(
     ("overrides", "named"),
     [
         ([("agnet.lr", "1")], ("agnet", "'agent'", "name", "robot")),
         ([("agent.critic.tua", "1")], ("agent.critic.tua", "'tau'")),
-        ([("agent.zzzz", "1")], ("agent.zzzz", "lr", "bc_on")),
         ([("", "1")], ("name", "robot")),
         ([("seed.x", "1")], ("seed", 42)),
         ([("agent", "1")], ("agent", "lr", "bc_on")),
-        ([("agent.lr", "1"), ("agent", "2")], ("agent", "lr", "bc_on")),
         ([("agent", "2"), ("agent.lr", "1")], ("agent.lr", "'agent'")),
         ([("seed", "2"), ("seed.x", "1")], ("seed.x", "'seed'")),
         ([("seed", "1.5")], ("seed", 1.5)),
-        ([("seed", "inf")], ("seed", "inf")),
-        ([("discount", "high")], ("discount", "high")),
         ([("agent.use_state", "maybe")], ("agent.use_state", "maybe", "true", "false")),
         ([("agent.gripper.setup_mode", "single-arm-fixed")],
          ("agent.gripper.setup_mode", "'single-arm-fixed'", "'single-arm-fixed-gripper'", "dual-arm-learned-gripper")),
-        ([("agent.gripper.mode", "l1")], ("agent.gripper.mode", "l1", "learned", "fixed")),
-        ([("agent.critic.hidden", "64,x")], ("agent.critic.hidden", "x")),
         ([("chunk.critic_horizon", "x")], ("chunk.critic_horizon", "x", "none")),
-        ([("replay.demo_fraction", "x")], ("replay.demo_fraction", "x", "uniform")),
         ([("agent.lr", "-1")], ("agent.lr", -1.0)),
         ([("robot.make", "os:system")], ("robot.make", "os:system")),  # no function comes from the command line
     ],

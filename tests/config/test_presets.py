@@ -9,16 +9,14 @@ from typing import Any
 import pytest
 from errors import naming
 
-from serl_chunk.config.agents.acfql import AcfqlConfig, DecoupledConfig
+from serl_chunk.config.agents.acfql import AcfqlConfig
 from serl_chunk.config.agents.acrlpd import AcrlpdConfig
 from serl_chunk.config.agents.bc import BcConfig
 from serl_chunk.config.agents.critic import CriticConfig, SacCriticConfig
-from serl_chunk.config.agents.encoder import EncoderConfig
 from serl_chunk.config.agents.flow import FlowConfig
 from serl_chunk.config.agents.gripper import GripperConfig, SacGripperConfig
-from serl_chunk.config.agents.language import LanguageConfig
 from serl_chunk.config.agents.published_qc import PublishedQcConfig
-from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig, LearnerConfig, ReplayConfig
+from serl_chunk.config.experiment import ActorConfig, ExperimentConfig, ReplayConfig
 from serl_chunk.config.fields import value_at
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.presets import NOT_OF_COMPAT, PRESETS, configured
@@ -56,21 +54,6 @@ def test_the_result_alone_is_validated():
     assert configured(balanced, compat="qc").replay.positive_fraction is None  # which those windows cannot do
 
 
-@pytest.mark.parametrize(
-    ("path", "text", "value"),
-    [
-        ("reward.failure_reward", "-500", -500.0),
-        ("agent.actor_num_samples", "3", 3),
-        ("replay.windows", "episode", "episode"),
-        ("normaliser.state", "true", True),
-        ("learner.eval_mode", "mean", "mean"),
-        ("chunk.return_steps", "7", 7),
-    ],
-)
-def test_an_override_wins_over_preset_and_conventions(path, text, value):
-    assert value_at(configured(BASE, [(path, text)], preset="qc", compat="qc"), path) == value
-
-
 NONE = {"learner.online_steps": "0", "learner.pretrain_steps": "0"}
 CRITICS_ENCODER = {"agent.image_keys": "top", "agent.encoder.trained_by": "critic"}
 GAUSSIAN = with_agent(BcConfig(policy="gaussian"))
@@ -106,16 +89,6 @@ def test_what_does_not_go_together_is_refused_with_the_remedy(case):
         configured(config, list(overrides.items()), preset=preset, compat=compat)
 
 
-def test_the_highest_failure_reward_that_is_named_is_accepted():
-    """As it is printed: rounded to a few digits it could lie above the bound."""
-    overrides = [("reward.offset", "-1"), ("discount", "0.97")]
-    with pytest.raises(ConfigError, match=naming("reward.offset", -1.0, "reward.failure_reward")) as refused:
-        configured(BASE, overrides)
-    named = str(refused.value).split("offset/(1-discount)=")[1].split()[0]
-    config = configured(BASE, [*overrides, ("reward.failure_reward", named)])
-    assert config.reward.failure_reward == float(named)
-
-
 WIDE = CriticConfig(hidden=(8, 9), ensemble=7, tau=0.5)
 LEAST = SacCriticConfig(hidden=(8, 9), ensemble=7, target_aggregate="min", tau=0.5)
 SHARED: dict[str, Any] = {"lr": 1e-4, "critic_lr": 2e-4}
@@ -143,17 +116,6 @@ def test_the_published_agent_has_our_sizes_and_weights_and_conventions_of_its_ow
     again = dataclasses.replace(config, compat="")  # with or without the flag
     assert configured(again, compat="qc") == configured(config, compat="qc") == config
     assert configured(again, preset="rlpd-ac").agent.kind == "acrlpd"
-
-
-@pytest.mark.parametrize(("preset", "policy"), [("hg-dagger", "flow"), ("hg-dagger-gaussian", "gaussian")])
-def test_hg_dagger_imitates_every_row_it_draws(preset, policy):
-    config = configured(BASE, preset=preset)
-    assert isinstance(config.agent, BcConfig)
-    assert (config.agent.policy, config.agent.bc_on) == (policy, "demo+interventions")
-    assert (config.replay.demo_fraction, config.learner.pretrain_steps) == (1.0, 20_000)  # as published
-    own = dataclasses.replace(BASE, learner=LearnerConfig(pretrain_steps=300))
-    assert configured(own, preset=preset).learner.pretrain_steps == 300
-    assert configured(own, [("learner.pretrain_steps", "7")], preset=preset).learner.pretrain_steps == 7
 
 
 PUBLISHED = {
@@ -187,23 +149,6 @@ def test_online_agents_are_the_published_ones_and_begin_with_the_first_step(pres
     assert (loop.pretrain_steps, loop.utd_ratio) == (7, 4.0)
 
 
-def test_published_conventions_leave_only_what_the_first_encoder_had():
-    encoder = {"kind": "resnet10", "features": (4,), "latent": 5, "trained_by": "critic", "pooling": "mean"}
-    encoder |= {"share_cameras": False, "state_latent": 3, "frozen_backbone": True, "weights": "w"}
-    for more, shift in (({"shift": 1}, 1), ({"shift": 0, "cache_features": True}, 0)):
-        of_run: Any = EncoderConfig(**encoder, **more)  # type: ignore[arg-type]
-        agent = dataclasses.replace(BASE.agent, image_keys=("top",), encoder=of_run)
-        found = configured(with_agent(agent), compat="qc").agent.encoder
-        assert found == EncoderConfig(features=(4,), latent=5, shift=shift)
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_an_algorithm_reads_the_language_that_the_experiment_reads(preset):
-    language = LanguageConfig("bytes", 100)
-    base = with_agent(dataclasses.replace(BASE.agent, language=language), robot=RobotConfig(task="lift"))
-    assert configured(base, preset=preset).agent.language == language
-
-
 def test_presets_keep_the_grippers_and_published_conventions_do_not():
     config = load_experiment("fake_aloha_discrete_gripper")
     grippers = config.agent.gripper
@@ -217,64 +162,3 @@ def test_presets_keep_the_grippers_and_published_conventions_do_not():
         assert configured(config, preset=preset, compat="qc").agent.gripper == GripperConfig()
     chosen = configured(FIXED, [("agent.gripper.mode", "learned"), ("agent.gripper.choices", "-1,1")])
     assert chosen.agent.gripper == GripperConfig(choices=(-1.0, 1.0))
-
-
-def test_decoupled_critics_keep_the_experiments_own_settings():
-    agent = AcfqlConfig(critic=WIDE, flow=LATE, candidates=9)
-    config = configured(with_agent(agent, chunk=ChunkConfig(8, execute_steps=8)), preset="decoupled")
-    assert config.agent == DecoupledConfig(critic=WIDE, flow=LATE, candidates=9)
-    assert (config.chunk.executed, config.chunk.critic_steps, config.reward) == (8, 16, BASE.reward)
-
-
-@pytest.mark.parametrize(
-    ("preset", "compat"), [(None, "qc"), ("qc", None), ("rlpd-qc", "qc"), ("bc", None), ("hg-dagger", None)]
-)
-def test_another_algorithm_than_a_decoupled_one_is_chosen_over_it(preset, compat):
-    agent = DecoupledConfig(prefix_lengths=5, replan_spread=0.1)
-    chunk = ChunkConfig(5, critic_horizon=20)
-    config = with_agent(agent, chunk=chunk, actor=ActorConfig(adaptive_execution=True))
-    config = configured(config, preset=preset, compat=compat)
-    assert (config.agent.prefix_critic, config.actor.adaptive_execution) == (False, False)
-    assert config.chunk.critic_steps == config.chunk.executed == config.chunk.horizon
-    if preset != "rlpd-qc":
-        assert config.chunk.horizon == 5
-    shorter = dataclasses.replace(BASE, chunk=ChunkConfig(6, 4))
-    assert configured(shorter, compat="qc").chunk == shorter.chunk
-
-
-@pytest.mark.parametrize(
-    ("critic_horizon", "return_steps", "kept"), [(20, None, None), (7, 7, None), (20, 25, 25)],
-    ids=["part_is_executed", "short_returns", "long_returns"],
-)  # fmt: skip
-def test_published_conventions_execute_the_chunks_of_a_decoupled_agent_to_the_end(critic_horizon, return_steps, kept):
-    """Without the prefix critic no other is of the executed actions alone."""
-    chunk = ChunkConfig(10, critic_horizon=critic_horizon, execute_steps=5, return_steps=return_steps)
-    config = configured(with_agent(DecoupledConfig(), chunk=chunk), compat="qc")
-    assert config.chunk == ChunkConfig(10, return_steps=kept)
-
-
-def test_a_preset_of_single_actions_with_longer_returns_has_no_chunks():
-    """Published scripts give the length of the returns as --horizon_length, which is the chunk's here."""
-    single = configured(BASE, [("chunk.horizon", "1"), ("chunk.return_steps", "7")], preset="fql-n")
-    assert single.chunk == ChunkConfig(1, return_steps=7)
-    longer = [("chunk.horizon", "5")]
-    with pytest.raises(ConfigError, match=naming("chunk.horizon", "preset", "fql-n", "qc-fql")):
-        configured(single, longer)
-    assert configured(single, longer, preset="qc").chunk.horizon == 5
-
-
-@pytest.mark.parametrize("preset", CLONES)
-def test_a_clone_has_nothing_of_a_critic(preset):
-    encoder = EncoderConfig(latent=5, trained_by="critic")
-    agent = dataclasses.replace(BASE.agent, image_keys=("top",), encoder=encoder)
-    assert configured(with_agent(agent), preset=preset).agent.encoder == EncoderConfig(latent=5, trained_by="each")
-    for name in ("offline_steps", "pretrain_steps"):  # its updates
-        loop = configured(BASE, [*NONE.items(), (f"learner.{name}", "10")], preset=preset).learner
-        assert (getattr(loop, name), loop.online_steps) == (10, 0)
-
-
-def test_updates_of_a_critic_and_a_policy_batch_of_its_own_are_for_agents_that_have_them():
-    critics = [*NONE.items(), ("learner.critic_pretrain_steps", "9")]
-    assert configured(BASE, critics, preset="qc").learner.online_steps == 0
-    own = [("learner.policy_batch_size", "32")]
-    assert configured(BASE, own, preset="rlpd-qc").learner.policy_batch_size == 32

@@ -31,7 +31,6 @@ def words_of(cell: str) -> list[str]:
 
 
 def given(preset: str, compat: str | None, words: list[str]) -> tuple[ExperimentConfig, ExperimentConfig]:
-    """The experiment of a preset, and with the flags of `words`."""
     before = load("fake_aloha", [], preset=preset, compat=compat)
     if words[:1] == ["--preset"]:
         return before, load("fake_aloha", [], preset=words[1], compat=compat)
@@ -59,27 +58,3 @@ def test_every_setting_of_the_published_agents_is_in_the_table():
     named |= {name for row in rows() for name in re.findall(r"`(\w+)[=`]", row[0])}
     own = {f.name for f in dataclasses.fields(PublishedQcConfig)} - {"language", "use_state", "gripper"}
     assert own <= named
-
-
-def test_our_settings_are_constants_of_it():
-    config = PublishedQcConfig(num_qs=3, q_agg="min", value_hidden_dims=(8,), tau=0.1)
-    assert not {"critic", "encoder_lr", "bc_on"} & {f.name for f in dataclasses.fields(config)}
-    assert (config.critic.ensemble, config.critic.target_subset, config.critic.target_aggregate) == (3, 3, "min")
-    assert (config.critic.hidden, config.critic.tau, config.bounded_critic) == ((8,), 0.1, False)
-    assert config.gripper.composition == "continuous"
-    assert dataclasses.replace(config, num_qs=4).critic.ensemble == 4
-    with pytest.raises(TypeError, match="bc_on"):
-        PublishedQcConfig(bc_on="demo")
-
-
-@pytest.mark.parametrize(
-    ("changes", "candidates"),
-    [
-        ({"actor_type": "best-of-n", "actor_num_samples": 5}, 5),
-        ({"actor_type": "distill-ddpg", "actor_num_samples": 5}, 1),
-        ({"agent_name": "acrlpd", "actor_type": "best-of-n"}, 1),
-    ],
-)
-def test_candidates_are_of_the_best_of_n_alone(changes, candidates):
-    config = PublishedQcConfig(**changes)
-    assert config.candidates == candidates

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from errors import naming
 
@@ -24,25 +22,17 @@ OPENPI = [("normaliser.norm_stats", "x.json"), ("normaliser.actions", "openpi")]
 # (preset, a field, its value, what makes it count, and what else is set)
 CASES = [
     (None, "agent.encoder.kind", "resnet10", [CAMERA]),
-    (None, "agent.encoder.trained_by", "critic", [CAMERA]),
     (None, "agent.encoder.frame_size", "24,32", [CAMERA]),
-    (None, "replay.image_capacity", "9000", [CAMERA]),
-    (None, "replay.max_image_age", "2", [CAMERA]),
     (None, "replay.frame_cache_bytes", "1000", [CAMERA]),
     ("qc", "agent.alpha", "3.0", [("agent.actor_type", "distill-ddpg")]),
     ("qc", "agent.bc_alpha", "8.0", [("agent.agent_name", "acrlpd")]),
-    ("qc", "agent.fourier_feature_dim", "8", [("agent.use_fourier_features", "true")]),
-    ("qc-fql", "agent.actor_num_samples", "4", [("agent.actor_type", "best-of-n")]),
     ("qc-rlpd", "agent.flow_steps", "8", [("agent.agent_name", "acfql")]),
     (None, "agent.language.length", "90", [("agent.language.tokenizer", "bytes")]),
     ("rlpd", "agent.gripper.epsilon", "0.1", [CHOICES]),
     ("rlpd-qc", "replay.exclude_before_takeover", "0.5", [("agent.bc_on", "+successes")]),
     (None, "robot.scripted_human.noise", "0.1", [("actor.intervention", "scripted")]),
     ("hg-dagger-gaussian", "agent.flow.hidden", "16", [("agent.policy", "flow")]),
-    ("hg-dagger", "agent.hidden", "16", [("agent.policy", "gaussian")]),
     (None, "operator.keys", "success=s 2", [("actor.intervention", "spacemouse")]),
-    (None, "operator.gestures", "success=pedal_left", [("actor.intervention", "keyboard")]),
-    (None, "operator.pedal", "foot", [("actor.intervention", "gello")]),
     ("hil-serl", "learner.max_lag_steps", "30", [("learner.utd_ratio", "2.0")]),
     *((None, f"normaliser.{name}", value, OPENPI[1:], *OPENPI[:1])
       for name, value in (("scaling", "quantiles"), ("delta_mask", "6,-1,6,-1"), ("robot", "aloha"))),
@@ -92,11 +82,3 @@ def test_an_agent_without_a_critic_reads_nothing_of_one(path, value):
         asked("hg-dagger", (path, value), CHOICES)
     asked("hg-dagger", ("agent.gripper.joint", "false"), CHOICES)
     asked("bc", ("learner.critic_pretrain_steps", "0"))  # none is what it has
-
-
-def test_a_default_in_a_file_is_no_mistake():
-    encoder = dataclasses.replace(BASE.agent.encoder, latent=5)
-    agent = dataclasses.replace(BASE.agent, encoder=encoder)
-    config = configured(dataclasses.replace(BASE, agent=agent), [("agent.lr", "0.1")])
-    check_unused(config, ["agent.lr"])
-    assert config.agent.encoder == encoder

@@ -1,26 +1,25 @@
-"""What keys do: the table, its changes by configuration, repeats, and actions of two keys."""
+"""What keys do: the table, its changes by configuration, repeats, actions of two keys, and of other threads."""
 
 from __future__ import annotations
+
+import threading
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from serl_chunk.console.bindings import (
-    EFFECTIVE,
-    KEYS,
     MEANING,
     MOVES,
     REPEAT,
     SECOND_STEP,
     STOPS,
     Action,
-    ActorState,
     Keys,
+    RequestQueue,
     bind_gestures,
     bind_keys,
     help_table,
-    hints,
 )
 from serl_chunk.types import ConfigError
 
@@ -33,17 +32,6 @@ TABLE = {  # one key -> its action; the table of the documentation
 TWO_KEYS = {("c", "enter"): Action.CLEAR, ("q", "q"): Action.QUIT}
 NO_KEYS = ("a", "z", "7", "[", "up", "")
 STOPPING = {"escape", "x", "space", "ctrl_c"}
-IN_ALL = {"escape", "x", "ctrl_c", "backspace", "u", "q"}
-LABELS, AT_REST = {"s", "1", "f", "0"}, {"enter", "r", "g", "y"}
-COUNTS = {  # state -> the first keys of what counts there
-    ActorState.WAITING: IN_ALL | AT_REST | {"space"},
-    ActorState.POLICY: IN_ALL | LABELS | {"space"},
-    ActorState.HUMAN: IN_ALL | LABELS | {"space"},
-    ActorState.HOLD: IN_ALL | LABELS | AT_REST | {"space", "p"},
-    ActorState.RESET: IN_ALL | {"space"},
-    ActorState.STOPPED: IN_ALL | {"c"},
-    ActorState.LEARNER_LOST: IN_ALL | LABELS | {"space"},
-}
 
 
 def press(*names: str, gap: float = LATER, keys: Keys | None = None) -> list[Action | None]:
@@ -64,18 +52,7 @@ def test_each_key_and_each_two_keys_that_come_in_time():
     assert actions == [Action.SUCCESS, Action.FAILURE, Action.FAILURE, None, None, None, None, Action.END]
     assert len(help_table(changed.bindings, bind_gestures())) < 24, "rows of a terminal"
     assert {TABLE[name] for name in STOPPING} == STOPS
-    assert {TABLE[name] for name in AT_REST | {"p"}} | {Action.CLEAR} == MOVES
-
-
-@pytest.mark.parametrize("word", ActorState)
-def test_which_keys_count_and_are_shown_in_a_state(word):
-    single = {name for name in TABLE if TABLE[name] in EFFECTIVE[word]}
-    assert single | {names[0] for names, action in TWO_KEYS.items() if action in EFFECTIVE[word]} == COUNTS[word]
-    text = hints(word, bind_keys())
-    assert len(text) == len(EFFECTIVE[word])
-    assert any("stop" in hint for hint in text[:2])
-    assert not [hint for hint in hints(word, bind_keys({"discard": ""})) if "discard" in hint]
-    assert set(KEYS) >= EFFECTIVE[word] - {Action.END}
+    assert {TABLE[name] for name in ("enter", "r", "g", "y", "p")} | {Action.CLEAR} == MOVES
 
 
 @pytest.mark.parametrize("name", TABLE)
@@ -141,3 +118,60 @@ def test_keys_and_gestures_that_cannot_be(bind, changes, value):
     with pytest.raises(ConfigError, match=value) as caught:
         bind(changes, parameter="console.keys")
     assert caught.value.parameter == "console.keys"
+
+
+def put(inlet: RequestQueue, *requests: tuple[float, Action], source: str = "page") -> list[Action]:
+    for now, action in requests:
+        inlet.put(action, source, now)
+    return list(inlet.actions())
+
+
+@pytest.mark.parametrize("action", [*sorted(STOPS), Action.SUCCESS])
+def test_requests_come_in_order_and_repeats_once_but_for_stops(action):
+    inlet = RequestQueue()
+    assert put(inlet, (1.0, Action.PARK), (1.1, action)) == [Action.PARK, action]
+    assert put(inlet) == []
+    assert len(put(inlet, (1.1 + REPEAT - 0.01, action))) == (action in STOPS)
+    assert len(put(inlet, (1.1 + 2 * REPEAT, action))) == 1
+
+
+def test_a_clear_and_a_quit_take_two_requests_of_one_source():
+    inlet = RequestQueue()
+    assert put(inlet, (1.0, Action.CLEAR)) == []
+    assert "Enter" not in inlet.question(1.1)
+    assert "go" in inlet.question(1.1)
+    assert put(inlet, (1.5, Action.GO), source="phone") == [Action.GO], "not of the other one's clear"
+    assert put(inlet, (2.0, Action.GO)) == [Action.CLEAR]
+    assert put(inlet, (3.0, Action.QUIT), (3.0 + SECOND_STEP + 0.1, Action.QUIT)) == []
+    assert put(inlet, (7.0, Action.QUIT)) == [Action.QUIT]
+
+
+def test_nothing_that_was_requested_ahead_is_left_but_stops_also_where_they_are_taken():
+    inlet = RequestQueue()
+    for k, action in enumerate(Action):
+        inlet.put(action, "page", float(k))
+    inlet.empty()
+    assert set(inlet.actions()) == STOPS
+    inlet = RequestQueue()
+    for action in (Action.SUCCESS, Action.GO, Action.STOP):
+        inlet.put(action, "page", 1.0)
+    taken = []
+    for action in inlet.actions():
+        taken.append(action)
+        inlet.empty()
+    assert taken == [Action.SUCCESS, Action.STOP]
+
+
+def test_threads_lose_no_stop():
+    inlet, count = RequestQueue(), 200
+    threads = [
+        threading.Thread(target=lambda: [inlet.put(Action.STOP, "page", float(k)) for k in range(count)])
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    taken = 0
+    while any(thread.is_alive() for thread in threads):
+        inlet.empty()
+        taken += len(list(inlet.actions()))
+    assert taken + len(list(inlet.actions())) == 4 * count

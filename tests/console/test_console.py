@@ -8,7 +8,7 @@ import time
 import pytest
 from ptys import Pty, wait_until
 
-from serl_chunk.console.bindings import Action, ActorState, bind_gestures, bind_keys
+from serl_chunk.console.bindings import Action, ActorState, bind_gestures
 from serl_chunk.console.console import OperatorConsole
 from serl_chunk.console.view import ConsoleState
 from serl_chunk.types import ShownRobot
@@ -126,14 +126,6 @@ def test_a_closed_terminal_holds_once_and_the_loop_goes_on(pty, console, caplog)
         console.line("x")
         console.empty()
         assert list(console.actions()) == []
-
-
-def test_a_changed_key_is_used_and_shown(pty):
-    with OperatorConsole(bind_keys({"success": "?"}), source=pty.slave, target=pty.slave) as console:
-        pty.type(b"?")
-        assert next_actions(console) == [Action.SUCCESS]
-        console.show(STATE)
-        shows(pty, "? success")
 
 
 def test_without_a_terminal_changes_are_lines_of_the_log(tmp_path, caplog):

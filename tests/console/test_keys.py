@@ -62,18 +62,11 @@ def decode(pieces: Iterable[tuple[float, bytes]], *, polls: bool = True) -> list
 
 
 def cut(data: bytes, gaps: Sequence[float]) -> list[tuple[float, bytes]]:
-    """One byte a piece, `gaps` between them."""
     return [(gap, bytes([byte])) for gap, byte in zip((0.0, *gaps), data, strict=True)]
 
 
 def pause_after(data: bytes) -> float:
     return PASTE_SILENCE if PASTE in data else PAUSE
-
-
-def test_the_list_is_terminfos():
-    assert len(XTERM) > 290
-    assert {"kcuu1", "kf1", "kmous", "smacs", "rs1", "kUP5", "PS", "Ms"} <= {name for name, _ in XTERM}
-    assert all(data.startswith(b"\x1b") and data.count(b"\\") == 0 for _, data in XTERM)
 
 
 @pytest.mark.parametrize("polls", [True, False])
@@ -86,12 +79,6 @@ def test_no_sequence_is_a_key_whole_or_in_pieces(polls):
             assert set(decode([(0.0, data[:at]), (SPLIT, data[at:])], polls=polls)) <= {"escape"}, (data, at)
         assert set(decode(cut(data, [SPLIT] * (len(data) - 1)), polls=polls)) <= {"escape"}, data
         assert decode(cut(data, [0.0] * (len(data) - 1)), polls=polls) == [], data
-
-
-@pytest.mark.parametrize("begun", [b"\x1b ", b"\x1b", b"\x1b[1;", b"\x1bO"])
-def test_a_control_of_eight_bits_begins_a_sequence_anew(begun):
-    stream = begun + b"\x9b3~s"
-    assert decode(cut(stream, [0.0] * (len(stream) - 1))) == ["s"]
 
 
 @given(st.data())
@@ -162,11 +149,3 @@ TIMED = [
 @pytest.mark.parametrize(("pieces", "keys"), TIMED)
 def test_each_key_has_a_name_and_what_was_begun_hides_none_for_long(pieces, keys):
     assert decode(pieces) == keys
-
-
-def test_reset_forgets_what_was_begun():
-    decoder = Decoder()
-    decoder.feed(PASTE + b"\x1b", 0.0)
-    decoder.reset()
-    assert decoder.poll(1.0) == []
-    assert decoder.feed(b"s", 1.0) == ["s"]

@@ -26,7 +26,6 @@ def pty():
 
 @pytest.fixture
 def screen(pty):
-    """Of a terminal that is read."""
     screen = Screen(pty.slave)
     pty.look()
     yield screen
@@ -39,40 +38,6 @@ def frame(*lines: str):
 
 def comes(pty: Pty, *lines: str) -> None:
     assert wait_until(lambda: pty.picture.shown() == list(lines)), pty.picture.shown()
-
-
-def test_frames_replace_each_other_below_the_lines(pty, screen):
-    pty.picture.feed(b"$ serl-chunk\r\n")
-    screen.show(frame("first", "second"))
-    comes(pty, "$ serl-chunk", "first", "second")
-    pty.picture.lines.pop(0)
-    pty.picture.lines.append("")
-    pty.picture.row -= 1
-    comes(pty, "first", "second")
-    screen.show(frame("1st", "2nd"))
-    comes(pty, "1st", "2nd")
-    screen.line("a line")
-    comes(pty, "a line", "1st", "2nd")
-    screen.show(frame("3rd"))
-    comes(pty, "a line", "3rd")
-    screen.show(frame("fourth", "", "fifth"))
-    comes(pty, "a line", "fourth", "", "fifth")
-    screen.line("two\nmore")
-    comes(pty, "a line", "two", "more", "fourth", "", "fifth")
-    for i in range(20):
-        screen.line(f"{i} " + "x" * 50)  # wraps, and scrolls
-    assert wait_until(lambda: pty.picture.shown()[-5].startswith("19 "))
-    assert wait_until(lambda: pty.picture.shown()[-3:] == ["fourth", "", "fifth"])
-    every = [*pty.picture.above, *pty.picture.shown()]
-    assert [line.split()[0] for line in every if line[:1].isdigit()] == [str(i) for i in range(20)]
-    screen.show(frame("x"))
-    screen.bell()
-    assert wait_until(lambda: pty.picture.bells == 1)
-    screen.show(frame("x"))
-    assert pty.picture.modes == {"?2004"}
-    screen.close()
-    assert wait_until(lambda: pty.picture.modes == {"?25"})
-    assert (pty.picture.column, pty.picture.bells) == (0, 1)
 
 
 def test_a_frame_gets_the_room_there_is(pty, screen):

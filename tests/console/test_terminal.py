@@ -13,7 +13,7 @@ import time
 import pytest
 from ptys import Pty, wait_until
 
-from serl_chunk.console.terminal import CLOSED, Terminal, is_usable
+from serl_chunk.console.terminal import CLOSED, Terminal
 
 # The terminal becomes the controlling one of a session of its own, as a shell's does.
 SESSION = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
@@ -83,7 +83,6 @@ def start(pty):
 
 
 def names(terminal: Terminal, count: int) -> list[str]:
-    """The next `count` keys."""
     keys = []
     wait_until(lambda: keys.extend(terminal.read()) or len(keys) >= count, 10.0)
     return [key.name for key in keys]
@@ -192,20 +191,6 @@ def test_a_stuck_terminal_still_has_keys_is_restored_and_leaves_no_descriptors(p
     for _ in range(3):
         Terminal(pty.slave, pty.slave).close()
     assert len(os.listdir("/proc/self/fd")) == descriptors
-
-
-def test_which_descriptors_are_usable(pty, tmp_path, monkeypatch):
-    monkeypatch.setenv("TERM", "xterm")
-    assert is_usable(pty.slave, pty.slave)
-    with (tmp_path / "file").open("w") as file:
-        assert not is_usable(file.fileno(), pty.slave)
-        assert not is_usable(pty.slave, file.fileno())
-        with pytest.raises(OSError, match="ioctl"):
-            Terminal(file.fileno(), file.fileno())
-    monkeypatch.setenv("TERM", "dumb")
-    assert not is_usable(pty.slave, pty.slave)
-    monkeypatch.delenv("TERM")
-    assert not is_usable(pty.slave, pty.slave)
 
 
 def test_a_process_in_the_background_reads_no_keys(start):

@@ -28,13 +28,12 @@ from serl_chunk.evaluation.by_learner import OwnEvaluation
 from serl_chunk.evaluation.rollouts import EVAL_SEED_BASE
 from serl_chunk.learner.building import RunOptions
 from serl_chunk.learner.learner import Learner
-from serl_chunk.learner.schedule import Evaluations, Phase
+from serl_chunk.learner.schedule import Phase
 from serl_chunk.robots.registry import make_env, robot_spec
 from serl_chunk.runs.checkpoints import host_leaves
 from serl_chunk.runs.folder import open_run
 from serl_chunk.runs.metrics import Counters, read_metrics
 from serl_chunk.runs.report.report import build_report
-from serl_chunk.runs.status_line import StatusLine
 from serl_chunk.types import ConfigError, SerlChunkError, Snapshot
 from serl_chunk.viz.video import VideoError
 
@@ -61,17 +60,6 @@ def built(config: ExperimentConfig, demos: str, run: Path) -> Learner:
         config, RunOptions([demos]), open_run(config, spec, str(run)), spec,
         publish=lambda snapshot, info: None, threaded=False,
     )  # fmt: skip
-
-
-def test_multiples_are_due_once_each_and_ends_where_they_are_none():
-    schedule = Evaluations(None, 10)
-    assert [s for s in range(25) if schedule.due(s)] == list(range(10, 25))
-    schedule.last = 12  # of steps by twos
-    assert not schedule.due(18)
-    assert schedule.due(20)
-    assert schedule.due(18, now=True)
-    assert not schedule.due(12, now=True)
-    assert not Evaluations(None, 0).due(10, now=True)
 
 
 @pytest.mark.slow
@@ -184,8 +172,6 @@ def test_a_real_robot_is_not_moved_by_a_learner(demos, tmp_path):
 
 
 class FilmedPoint(gymnasium.Wrapper):
-    """The point robot with a camera."""
-
     def __init__(self, fake_env: bool) -> None:
         super().__init__(PointEnv())
         images = gymnasium.spaces.Dict({"top": gymnasium.spaces.Box(0, 255, (16, 16, 3), np.uint8)})
@@ -204,8 +190,6 @@ class FilmedPoint(gymnasium.Wrapper):
 
 
 class FakeVideo:
-    """As EpisodeVideo, without an encoder."""
-
     def __init__(self, path: Path, fps: float) -> None:
         self.path, self.partial = path, path.with_suffix(".partial")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -223,7 +207,6 @@ class FakeVideo:
 
 @pytest.fixture
 def filmed(monkeypatch: pytest.MonkeyPatch):
-    """An experiment that films 2 of 3 episodes."""
     monkeypatch.setattr("serl_chunk.evaluation.by_learner.ffmpeg_program", lambda: "ffmpeg")
     monkeypatch.setattr(evaluate_module, "EpisodeVideo", FakeVideo)
     config = experiment(**OFFLINE | EVALUATED, video_episodes=2)
@@ -232,7 +215,6 @@ def filmed(monkeypatch: pytest.MonkeyPatch):
 
 
 def filmed_demos(folder: Path, config) -> str:
-    """Two short episodes of a robot with a camera."""
     env = make_env(dataclasses.replace(config.robot, max_episode_steps=200))
     with EpisodeWriter(folder, env.robot_spec, keep=lambda e: True) as writer:
         runner = EpisodeRunner(env, Ditherer(env.env.env), writer, config=config)
@@ -304,16 +286,6 @@ def test_a_simulator_that_gives_up_costs_one_evaluation_and_no_training(tmp_path
     with pytest.raises(KeyboardInterrupt):  # no failure of the simulator's
         own(learner, Snapshot(40, {}))
     own.close()
-
-
-def test_one_process_shows_that_it_evaluates(demos, tmp_path, monkeypatch):
-    shown: list[bool] = []
-    monkeypatch.setattr(
-        StatusLine, "update", lambda self, phase, fields: shown.append(fields["evaluating"])
-    )  # fmt: skip
-    train_local(experiment(max_steps=20, **EVALUATED), RunOptions([demos], str(tmp_path)))
-    assert shown.count(True) > EVALUATED["eval_episodes"]  # within the episodes
-    assert not shown[-1]
 
 
 def test_what_else_goes_on_does_so_during_an_evaluation(demos, tmp_path):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 from actor_helpers import HumanOnTicks, NoisyAgent, make_config, make_policy
-from operator_script import BY, DT, Desk, Press, Waiting
+from operator_script import BY, Desk, Press, Waiting
 
 from serl_chunk.console.bindings import Action, ActorState
 from serl_chunk.evaluation.results import INTERVENTION
@@ -20,7 +20,6 @@ from serl_chunk.evaluation.rollouts import (
     EvaluationOperator,
     evaluate_in_turns,
 )
-from serl_chunk.operator.motion_permit import COUNTDOWN
 
 USUAL = {
     ActorState.STOPPED: Press(Action.CLEAR),
@@ -38,8 +37,6 @@ BEFORE = {  # state -> the keys that lead there
 
 
 class Evaluation:
-    """Two starts of the line robot under keys, and what came of them."""
-
     def __init__(self, script, *, env=None, n=2, entries=1, config=None, **more) -> None:
         self.env = env or Waiting(length=40)
         self.env.starts_repeat = True
@@ -56,7 +53,6 @@ class Evaluation:
 
     @property
     def outcomes(self) -> list[tuple[int, str, str]]:
-        """(Start, outcome, who decided) of each episode."""
         return [(e.seed - EVAL_SEED_BASE, e.outcome.value, e.ended_by) for e in self.result.summaries]
 
     @property
@@ -147,8 +143,6 @@ def test_every_key_in_every_state(state, action, by):
 
 
 class Noting(Waiting):
-    """Keeps the reports that it gets."""
-
     def __init__(self, **options) -> None:
         super().__init__(**options)
         self.told: list[str] = []
@@ -171,13 +165,6 @@ class Noting(Waiting):
 
 HELD = (ActorState.HOLD,)
 RESETTING = (ActorState.RESET,)
-
-
-def test_going_on_after_a_hold_lets_the_policy_end_it():
-    script = [Press(Action.HOLD), Press(Action.GO, HELD), Press(Action.SUCCESS)]
-    [episode] = Evaluation(script, env=Waiting(length=400), n=1).result.summaries
-    assert episode.outcome == S
-    assert COUNTDOWN / DT < episode.hold_ticks < episode.length - 3
 
 
 def test_while_a_label_is_waited_for_the_robot_is_not_commanded_and_the_view_says_why():

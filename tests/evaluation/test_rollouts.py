@@ -1,4 +1,4 @@
-"""Evaluation: intervals, held-out starts, videos."""
+"""Evaluation: intervals, held-out starts, videos, and several policies in turns."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ import rich.console
 from actor_helpers import DT, LineEnv, NoisyAgent, SimClock, SimInference, make_config, make_policy
 from errors import naming
 
+from serl_chunk.actor.policy import ChunkPolicy
 from serl_chunk.config.experiment import ActorConfig
 from serl_chunk.config.robots import GymConfig
-from serl_chunk.evaluation.results import EvalResult, results_table, summary_line
-from serl_chunk.evaluation.rollouts import EVAL_SEED_BASE, VALIDATION_SEED_BASE, evaluate
-from serl_chunk.types import STATE, ConfigError
+from serl_chunk.evaluation.results import EvalResult, paired_difference, results_table, summary_line, wilson_interval
+from serl_chunk.evaluation.rollouts import EVAL_SEED_BASE, Entry, evaluate, evaluate_in_turns
+from serl_chunk.robots.base import RobotEnv
+from serl_chunk.types import STATE, ConfigError, Snapshot
 from serl_chunk.viz import video
-from serl_chunk.viz.video import MAX_FPS, WIDTH, EpisodeVideo, VideoError, framed, side_by_side
+from serl_chunk.viz.video import MAX_FPS, WIDTH, EpisodeVideo, VideoError
 
 NO_VIDEO = "the extra serl-chunk[video] is not installed"
 
 
 class EverySecond(LineEnv):
-    """Succeeds on tick 9 from odd seeds; runs into the time limit from even ones."""
-
     def reset(self, *, seed=None, options=None):
         self.success_at = 9 if seed % 2 else None
         return super().reset(seed=seed, options=options)
@@ -41,9 +41,9 @@ def evaluated(env=None, agent=None, config=None, *, n=2, **more) -> EvalResult:
     )
 
 
-def shown(result: EvalResult) -> str:
+def table_of(results: list[EvalResult]) -> str:
     text = io.StringIO()
-    rich.console.Console(file=text, width=120).print(results_table([result]))
+    rich.console.Console(file=text, width=120).print(results_table(results))
     return text.getvalue()
 
 
@@ -69,21 +69,13 @@ def test_an_evaluation_and_its_figures():
     assert data["episodes"][1]["outcome"] == "success"
     assert math.isfinite(data["episodes"][1]["jerk"])
     for expected in ("no interventions", "mean (version 3)", "40.0 %", "0.20 s", "13.0 ticks"):
-        assert expected in shown(result)
-    assert "starved" not in shown(result)
+        assert expected in table_of([result])
+    assert "starved" not in table_of([result])
     assert ended(result) == ""
     never = evaluated(LineEnv(length=5))
     assert (never.success_rate, never.mean_time_s) == (0.0, None)
     with pytest.raises(ConfigError, match=naming("n", 0, 1)):
         evaluated(n=0)
-
-
-def test_sampled_policy_validation_starts_and_delay():
-    env, agent = EverySecond(length=15), NoisyAgent(8)
-    config = make_config(actor=ActorConfig(delay_ticks=2))
-    result = evaluated(env, agent, config, seed_base=VALIDATION_SEED_BASE, deterministic=False)
-    assert env.seeds[2:] == [VALIDATION_SEED_BASE, VALIDATION_SEED_BASE + 1]
-    assert (agent.explored, result.mode, result.summaries[0].hold_ticks) == ({True}, "sampled", 2)
 
 
 def test_a_stop_leaves_the_episode_it_cuts_short_out():
@@ -125,8 +117,8 @@ def test_starts_that_do_not_follow_the_seed_are_named(env, cameras, differs, cap
         assert part in warning
     for result in (first, second):
         assert result.starts_repeat is result.to_json()["starts_repeat"] is False
-        assert "starts that ignore the seed" in shown(result)
-        assert "held-out" not in shown(result)
+        assert "starts that ignore the seed" in table_of([result])
+        assert "held-out" not in table_of([result])
         assert ended(result) == "starts_repeat=no"
 
 
@@ -143,7 +135,7 @@ def test_a_human_who_acts_inside_the_environment_is_named_and_its_episode_a_fail
     result = evaluated(EverySecond(length=15, human=dict.fromkeys((2, 3), np.zeros(2, np.float32))))
     found = [(e["human_ticks"], e["outcome"], e["ended_by"]) for e in result.to_json()["episodes"]]
     assert (result.human_ticks, found) == (4, [(2, "failure", "intervention")] * 2)
-    assert "a human acted on 4 ticks: 2 failures" in shown(result)
+    assert "a human acted on 4 ticks: 2 failures" in table_of([result])
     assert ended(result) == "human_ticks=4"
 
 
@@ -154,21 +146,9 @@ def test_starved_ticks_are_shown_where_there_are_any(monkeypatch):
     monkeypatch.setattr("serl_chunk.actor.planner.InferenceThread", lambda policy, clock: late)
     result = evaluate(EverySecond(length=15, clock=clock), policy, config, n=2, clock=clock)
     assert result.starved_ticks == sum(e["starved_ticks"] for e in result.to_json()["episodes"]) == 4
-    assert "starved" in shown(result)
-    assert "4 ticks" in shown(result)
+    assert "starved" in table_of([result])
+    assert "4 ticks" in table_of([result])
     assert ended(result) == "starved_ticks=4"
-
-
-def test_side_by_side_keeps_every_pixel_and_a_frame_is_wide_and_coloured_while_a_human_acts():
-    a, b = np.full((8, 10, 3), 1, np.uint8), np.full((5, 5, 3), 2, np.uint8)
-    out = side_by_side([a, b])
-    assert out.shape == (8, 15, 3)
-    assert ((out[:8, :10] == 1).all(), (out[:5, 10:15] == 2).all(), out[5:, 10:].max()) == (True, True, 0)
-    image = np.full((7, 10, 3), 200, np.uint8)
-    alone, human = framed(image, False), framed(image, True)
-    assert alone.shape == human.shape == (340, WIDTH, 3)
-    assert all((each[20:-20, 20:-20] == 200).all() for each in (alone, human))
-    assert (alone[0].max(), human[0].tolist()) == (0, [[0xD5, 0x5E, 0x00]] * WIDTH)
 
 
 def test_videos_hold_every_moment_and_are_named_by_outcome(tmp_path):
@@ -206,3 +186,127 @@ def test_a_video_that_cannot_be_written_says_so(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     with pytest.raises(ConfigError, match=naming("imageio_ffmpeg", "pip install 'serl-chunk[video]'")):
         EpisodeVideo(tmp_path / "a.mp4", 50)
+
+
+class Told(LineEnv):
+    def step(self, action):
+        self.success_at = self.tick if action[0] > 0.15 else None
+        return super().step(action)
+
+
+class Named(NoisyAgent):
+    def __init__(self, name: str, log: list[str], spread: float) -> None:
+        super().__init__(8, spread)
+        self._name, self._log = name, log
+
+    def sample(self, params, observation, key, *, explore, committed=None, alone=False):
+        if observation["state"][2] == 0:
+            self._log.append(self._name)
+        return super().sample(params, observation, key, explore=explore, committed=committed)
+
+
+def policies(log: list[str], env: RobotEnv) -> list[ChunkPolicy]:
+    found = []
+    for number, (name, spread) in enumerate((("a", 0.05), ("b", 0.1), ("c", 0.2))):
+        policy = make_policy(Named(name, log, spread))
+        policy.swap(Snapshot(10 * number, {"bias": np.float32(0)}))
+        found.append(policy)
+    return found
+
+
+def in_turns(n: int, *, seed: int = 0, count: int = 3, **more):
+    log: list[str] = []
+    env = Told(length=15)
+    entries = [Entry(p, deterministic=False) for p in policies(log, env)[:count]]
+    results = evaluate_in_turns(env, entries, dataclasses.replace(make_config(), seed=seed), n=n, **more)
+    return results, log, env.seeds[2:]  # the first two are compared
+
+
+def test_each_start_is_played_by_every_policy_before_the_next_one_in_a_drawn_order():
+    results, log, seeds = in_turns(20)
+    blocks = [log[k : k + 3] for k in range(0, 60, 3)]
+    assert all(sorted(block) == ["a", "b", "c"] for block in blocks)
+    assert {tuple(block) for block in blocks} >= {("a", "b", "c"), ("c", "b", "a")}
+    assert seeds == [EVAL_SEED_BASE + k // 3 for k in range(60)]
+    assert in_turns(20)[1] == log
+    assert in_turns(20, seed=1)[1] != log
+    turns = [turn for result in results for turn in result.turns]
+    assert sorted(turns) == list(range(60))
+    assert [log[turn] for turn in results[1].turns] == ["b"] * 20
+
+
+def test_each_result_is_that_of_an_evaluation_alone():
+    results, *_ = in_turns(6)
+    env = Told(length=15)
+    alone = [evaluate(env, p, make_config(), n=6, deterministic=False) for p in policies([], env)]
+    ours, theirs = ([[(e.seed, e.length, e.success) for e in r.summaries] for r in found] for found in (results, alone))
+    assert ours == theirs
+    assert [r.policy_version for r in results] == [0, 10, 20]
+    assert len({r.successes for r in results}) > 1
+    result = results[2]
+    before, gone = result.successes, result.summaries[1]
+    result.take_back(result.turns[1])  # it counts no more
+    assert (result.episodes, result.successes, result.repeated) == (5, before - gone.success, [gone])
+    assert gone not in result.summaries
+    assert result.steps == sum(e.length for e in result.summaries)
+
+
+@pytest.mark.parametrize("finished", [0, 2, 5])
+def test_what_was_finished_before_a_stop_counts(finished):
+    done: list[int] = []
+
+    def stop() -> str | None:
+        return "interrupted" if len(done) == finished else None
+
+    results, log, _ = in_turns(2, progress=lambda results: done.append(len(results)), stop=stop)
+    assert sum(r.episodes for r in results) == finished == sum(len(r.turns) for r in results)
+    assert len(log) <= finished + 1
+    assert [r.interrupted and r.to_json()["interrupted"] for r in results] == [True] * 3
+    assert not in_turns(1)[0][0].interrupted
+
+
+def test_both_arms_of_one_policy_are_compared():
+    env, agents = Told(length=15), [NoisyAgent(8) for _ in range(4)]
+    made = [make_policy(agent) for agent in agents]
+    made[3].swap(Snapshot(3, {"bias": np.float32(3), "critic_chooses": np.bool_(False)}))
+    entries = [Entry(policy, arm=arm) for policy, arm in zip(made, ("one", "best", "", ""), strict=True)]
+    evaluate_in_turns(env, entries, make_config(), n=2)
+    assert [set(agent.alone) for agent in agents] == [{True}, {False}, {False}, {True}]
+    results = evaluate_in_turns(env, entries[:2], make_config(), n=2)
+    assert [r.to_json()["arm"] for r in results] == ["one", "best"]
+    assert "arm" not in evaluate(env, made[2], make_config(), n=1).to_json()
+    assert [summary_line(r, "x").split()[-1] for r in results] == ["arm=one", "arm=best"]
+    assert "best against one, paired" in table_of(results)
+    assert "mean (version 3, one)" in table_of(results)
+
+
+@pytest.mark.parametrize(
+    ("successes", "n", "interval"),
+    [(97, 100, (0.9155, 0.9897)), (0, 10, (0.0, 0.2775)), (10, 10, (0.7225, 1.0)), (0, 0, (0.0, 1.0))],
+)
+def test_wilson_interval(successes, n, interval):
+    assert wilson_interval(successes, n) == pytest.approx(interval, abs=6e-5)
+
+
+def pairs(both: int, first: int, second: int, neither: int) -> tuple[np.ndarray, np.ndarray]:
+    table = ((both, 1, 1), (first, 1, 0), (second, 0, 1), (neither, 0, 0))
+    return tuple(np.concatenate([np.full(n, values[k], bool) for n, *values in table]) for k in (0, 1))
+
+
+def test_the_paired_interval_holds_the_difference_in_95_of_100_cases():
+    rng, held, n = np.random.default_rng(0), 0, 100
+    for _ in range(400):
+        luck = rng.random((2, n))
+        first = luck[0] < 0.95
+        second = np.where(rng.random(n) < 0.5, luck[0], luck[1]) < 0.88
+        difference, low, high = paired_difference(first, second)
+        assert difference == pytest.approx(second.mean() - first.mean())
+        assert low <= difference <= high
+        held += low <= -0.07 <= high
+    assert 0.92 * 400 <= held <= 0.99 * 400
+    assert paired_difference(second, first) == pytest.approx((-difference, -high, -low))
+
+
+def test_the_interval_of_a_table_of_newcombe():
+    """Published: 0.2000 (0.0569, 0.3404)."""
+    assert paired_difference(*pairs(36, 2, 12, 0)) == pytest.approx((0.2, 0.0569, 0.3404), abs=6e-5)

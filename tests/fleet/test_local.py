@@ -1,7 +1,8 @@
-"""The launcher of two processes, tried on small programs: names, statuses, signals, and no process left behind."""
+"""The launcher of two processes and its relay of their lines, tried on small programs."""
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -11,8 +12,8 @@ import time
 import pytest
 
 from serl_chunk.fleet import local
-from serl_chunk.fleet.local import core_sets, run_both
-from serl_chunk.logs import logging_to_stdout
+from serl_chunk.fleet.local import Relay, run_both
+from serl_chunk.logs import Screen, logging_to_stdout
 
 pytestmark = pytest.mark.system
 
@@ -128,11 +129,49 @@ def test_one_that_ignores_the_signal_is_killed(capfd, monkeypatch):
     assert "the actor did not end within 0.5 s: killing it" in capfd.readouterr().out
 
 
-def test_cores_are_shared_only_where_there_are_two(monkeypatch, caplog):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 1, 2}, raising=False)
-    assert core_sets(True) == ({1, 2}, {3})
-    assert core_sets(False) == (None, None)
-    assert caplog.messages == []
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1}, raising=False)
-    assert core_sets(True) == (None, None)
-    assert "--pin_cores has no effect" in caplog.messages[0]
+class LiveScreen(Screen):
+    live = True
+
+    def state(self, text: str) -> None:
+        self._write(f"<{text}>")
+
+
+def relayed(*chunks: bytes, live: bool = False) -> str:
+    """What comes out of a relay for one process that writes `chunks`, each seen by a read of its own."""
+    out = io.StringIO()
+    relay = Relay((LiveScreen if live else Screen)())
+    for_reading, for_writing = os.pipe()
+    pending = iter(chunks)
+    read = os.read
+
+    def one_chunk(fd: int, n: int) -> bytes:
+        return next(pending, b"") if fd == for_reading else read(fd, n)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("serl_chunk.fleet.local.os.read", one_chunk)
+        patch.setattr("sys.stdout", out)
+        relay.follow("learner", os.fdopen(for_reading, "rb"))
+        relay.close(10)
+    os.close(for_writing)
+    return out.getvalue()
+
+
+def test_every_line_has_its_name_wherever_reads_cut_it():
+    text = "one\n\ntwo \u2028 \u00e9\nthree".encode()
+    whole = relayed(text)
+    assert whole == "learner | one\nlearner |\nlearner | two \u2028 \u00e9\nlearner | three\n"
+    assert relayed(*(text[i : i + 1] for i in range(len(text)))) == whole
+
+
+@pytest.mark.parametrize(
+    ("chunks", "lines"),
+    [
+        ((b"a\xff\nb\n",), ["a\ufffd", "b"]),  # bytes that are no text
+        ((b"1 of 3\r2 of 3\rsaid\n3 of 3\r\n",), ["said", "3 of 3"]),
+        ((b"1 of 3\r", b"said\n3 of 3\r", b"\n"), ["said", "3 of 3"]),
+        ((b"3 of 3\r", b"said\n", b"\r\n"), ["said", "3 of 3"]),  # it stays by a bare line end after other lines
+        ((b"1 of 3\r2 of 3\r",), ["2 of 3"]),  # the last state of a process that died
+    ],
+)
+def test_a_log_holds_no_state_but_the_one_that_stays(chunks, lines):
+    assert relayed(*chunks) == "".join(f"learner | {line}\n" for line in lines)

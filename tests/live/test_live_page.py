@@ -12,10 +12,7 @@ from serl_chunk.console.view import ConsoleState, Obstacle
 from serl_chunk.live import server
 from serl_chunk.types import Source
 
-pytestmark = [
-    pytest.mark.system,
-    pytest.mark.skipif(bool(MISSING), reason=f"needs {' and '.join(MISSING)}"),
-]
+pytestmark = [pytest.mark.system, pytest.mark.skipif(bool(MISSING), reason=f"needs {' and '.join(MISSING)}")]
 DOM = {"space": " ", "enter": "Enter", "escape": "Escape", "backspace": "Backspace"}
 
 
@@ -103,7 +100,6 @@ def test_a_second_viewer_watches_stops_and_takes_control(window):
 
 
 def test_what_is_shown(window):
-    """Pictures, values, obstacles; and that names are text."""
     operator = Recorded()
     nasty = "<img src=x onerror=alert(1)>"
     with serving(operator) as (page, feed):

@@ -6,24 +6,20 @@ import threading
 import time
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
-from actor_helpers import LineEnv, ListSink, NoisyAgent, make_config, make_policy
 from errors import naming
 from hypothesis import given
 from hypothesis import strategies as st
 from live_desk import NAMES, Desk, Recorded, Viewer, serving, wait_until
 
-from serl_chunk.actor.episode import EpisodeRunner
 from serl_chunk.console.bindings import REPEAT, Action, ActorState, bind_keys
-from serl_chunk.console.feed import LiveFeed, Ring
+from serl_chunk.console.feed import Ring
 from serl_chunk.live.content import state_json
 from serl_chunk.live.viewers import GONE, MOST, RefusedError, Viewers
 from serl_chunk_robot.client.client import UNCONFIRMED
 
 
 def robot(desk: Desk) -> list[object]:
-    """What a browser shows of the robot's server."""
     return state_json(desk.view)["robot"]
 
 
@@ -96,7 +92,6 @@ def test_there_are_so_many_viewers_and_even_one_too_many_stops_at_once(viewers):
 
 
 def test_a_stop_and_its_two_step_clear_reach_the_robot_and_an_unconfirmed_stop_is_shown():
-    """Through HTTP, the page's viewers and the operator."""
     with Desk().polled() as desk, serving(desk.operator) as (page, _):
         viewer = Viewer(page.url, NAMES[0])
         viewer.post("here")
@@ -183,22 +178,3 @@ def test_a_row_that_is_overwritten_while_it_is_read_is_left_out():
         ring.put(n)
     ring._slots = Overtaken(ring._slots)
     assert ring.since(0) == [(2, 2), (3, 3)]
-
-
-def test_a_running_episode_is_shown_as_it_is_recorded():
-    operator = Desk(countdown=0.0).operator
-    operator.feed, sink = LiveFeed(), ListSink()
-    policy = make_policy(NoisyAgent(8), image_keys=("front",))
-    runner = EpisodeRunner(LineEnv(length=25), policy, sink, config=make_config(), operator=operator)
-    runner.run_episode(5)
-    ticks = [tick for _, tick in operator.feed.ticks.since(0)]
-    assert [t.tick for t in ticks] == [s.tick for s in sink.steps]
-    assert all(np.array_equal(t.action, s.action) for t, s in zip(ticks, sink.steps, strict=True))
-    plans = {p.tick: p for _, p in operator.feed.plans.since(0)}
-    assert set(plans) == {s.tick for s in sink.steps if s.decision is not None}
-    for t in ticks:
-        np.testing.assert_array_equal(t.action, plans[t.decision_tick].actions[t.tick - t.decision_tick])
-    frame = operator.feed.frames["front"]
-    read = [s.tick for s in sink.steps if "images/front" in s.observation]
-    assert (frame.image == read[-1]).all()
-    assert frame.serial == len(read)

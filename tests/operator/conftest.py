@@ -11,7 +11,6 @@ from ptys import Pty
 
 @pytest.fixture(scope="session")
 def terminal():
-    """What the terminals of these tests are."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TERM", "xterm")
         yield
@@ -26,7 +25,6 @@ def pty(terminal):
 
 @pytest.fixture
 def make_desk(pty):
-    """Makes the operator's desk."""
     with contextlib.ExitStack() as stack:
         yield lambda **more: stack.enter_context(contextlib.closing(Desk(pty, **more)))
 

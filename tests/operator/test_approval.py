@@ -60,7 +60,6 @@ class Rig:
 
     @property
     def shown(self) -> list[tuple[int, int, np.ndarray]]:
-        """Each chunk that was shown: which of its version, the version, its actions."""
         found = {}
         for state in self.desk.console.states:
             if state.proposed is not None:
@@ -70,7 +69,6 @@ class Rig:
 
     @property
     def executed(self) -> list[tuple[int, int, list[list[float]]]]:
-        """(First tick, version, actions) of each chunk."""
         steps = [s for s in self.sink.steps if s.source is Source.POLICY]
         groups = itertools.groupby(steps, key=lambda s: s.decision_tick)
         return [(t, own[0].policy_version, [s.action.tolist() for s in own]) for t, g in groups if (own := list(g))]
@@ -92,11 +90,6 @@ def test_each_version_has_so_many_chunks_approved_and_they_are_executed_as_shown
         assert len(executed) > number + 5
     holds = sum(s.source is Source.HOLD for s in rig.sink.steps)
     assert holds > 2 * number * (COUNTDOWN + SETTLE_SECONDS) / DT
-
-
-def test_without_approvals_nothing_holds():
-    rig = Rig(number=0, length=100).run()
-    assert (rig.shown, rig.summary.hold_ticks) == ([], 0)
 
 
 def test_a_shown_chunk_is_planned_where_the_robot_stands_and_recorded_on_its_first_tick():
@@ -149,7 +142,6 @@ def test_a_version_that_comes_while_a_chunk_waits_is_shown_after_it():
     {"costs": [0.0] * 80 + [0.5]}, {"human": {80: np.array([0.5, 0.5], np.float32)}},
 ], ids=["a gap", "a human by the environment"])  # fmt: skip
 def test_a_chunk_is_shown_anew_where_the_robot_may_have_moved(more):
-    """The countdown was under way."""
     rig = Rig(length=500, **more).run()
     assert [shown[:2] for shown in rig.shown] == [(1, 3), (1, 3)]
     tick, _, actions = rig.executed[0]
@@ -158,14 +150,6 @@ def test_a_chunk_is_shown_anew_where_the_robot_may_have_moved(more):
     states = rig.desk.console.states
     withdrawn = [s for before, s in itertools.pairwise(states) if before.proposed is not None and s.proposed is None]
     assert [(s.word, s.countdown) for s in withdrawn] == [(ActorState.HOLD, None), (ActorState.POLICY, None)]
-
-
-def test_nothing_is_left_for_the_next_episode():
-    rig = Rig([Press(Action.SUCCESS, (ActorState.HOLD,), after=SHOWN)]).run()
-    rig.sink.records.clear()
-    rig.run(1)
-    assert rig.executed[0][2] == rig.shown[-1][2].tolist()
-    assert [shown[:2] for shown in rig.shown] == [(1, 3), (1, 3)]  # the first one had no approval
 
 
 def test_a_late_reply_to_the_previous_episode_is_not_shown_in_the_next():

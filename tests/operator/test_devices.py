@@ -11,7 +11,6 @@ import pytest
 from actor_helpers import make_config
 from errors import naming
 from evdev_stand_in import AbsInfo
-from live_desk import Robot, Silent
 from operator_desk import PedalEvent
 from robot_served import wait
 
@@ -22,7 +21,6 @@ from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.console.bindings import Action, ActorState, bind_keys
 from serl_chunk.devices.operator import make_human
 from serl_chunk.operator.devices import OperatorDevices
-from serl_chunk.operator.operator import Operator
 from serl_chunk.robots.registry import make_env
 from serl_chunk.types import ConfigError
 from serl_chunk_robot.devices.evdev_device import BUTTONS, MOVES
@@ -31,8 +29,6 @@ STICK = dict.fromkeys(("ABS_X", "ABS_Y", "ABS_RX", "ABS_RY"), AbsInfo(0, -32768,
 
 
 class Keyboard:
-    """An intervention source with keys."""
-
     def __init__(self) -> None:
         self.events: list[PedalEvent] = []
 
@@ -111,7 +107,6 @@ def test_no_key_of_the_operator_moves_by_default():
 
 
 def real(kind: str, keys: tuple[str, ...], **device) -> ExperimentConfig:
-    """Of a real robot, which `device` moves."""
     config = make_config()
     return dataclasses.replace(
         config, robot=dataclasses.replace(config.robot, is_real=True), actor=ActorConfig(intervention=kind),
@@ -156,19 +151,3 @@ def test_a_key_that_moves_and_has_a_meaning_is_refused(kind, keys, device, key):
     with pytest.raises(ConfigError, match=naming(key, keys.partition("=")[0], kind, "by-id/mine")) as error:
         console_of(config, "a", amend=lambda record: None, end=lambda: None).__enter__()
     assert error.value.parameter == "operator.keys"
-
-
-def test_a_devices_question_is_shown(typed):
-    keyboard, devices = typed
-    operator = Operator(
-        Silent(), Robot(), amend=lambda record: None, end=lambda: None, now=lambda: 100.0, devices=devices
-    )
-    keyboard.press("q", 100.0)
-    operator.poll(ActorState.HOLD)
-    operator.poll(ActorState.POLICY)
-    assert operator.view.question == ""  # forgotten at the change of state
-    keyboard.press("q", 100.5)
-    operator.poll(ActorState.POLICY)
-    operator._last.shown_at = -1.0
-    operator.poll(ActorState.POLICY)
-    assert "end after this episode" in operator.view.question

@@ -61,8 +61,6 @@ def test_what_was_shown_when_the_actor_was_killed_holds(tmp_path, keys, discarde
 
 
 class Notes:
-    """A disk that takes a note on request."""
-
     def __init__(self) -> None:
         self.taken: list[str] = []
         self.discard_noted = False

@@ -54,8 +54,6 @@ class Keys:
 
 
 class Desk:
-    """An operator with what it sends, on a clock that each poll moves by a tick."""
-
     def __init__(self, pressed: dict[int, Action] | None = None, *, served: bool = False, **more) -> None:
         self.keys, self.robot = Keys(pressed, lambda: self._pause(DT)), Robot() if served else None
         self.amends: list[Amend] = []
@@ -126,7 +124,6 @@ def test_after_a_hold_devices_have_to_be_neutral_first():
 
 
 def ended(desk: Desk, name: str, pressed: Action | None = None, outcome: Outcome = Outcome.UNKNOWN) -> None:
-    """An episode of one tick, with a key in it."""
     desk.operator.reset(LineEnv(), 0)
     press(desk, pressed)
     desk.operator.tick(by_human=False)
@@ -134,7 +131,6 @@ def ended(desk: Desk, name: str, pressed: Action | None = None, outcome: Outcome
 
 
 def press(desk: Desk, action: Action | None) -> None:
-    """Let the next poll have a key."""
     if action is not None:
         desk.keys.pressed[desk.keys.polls + 1] = action
 
@@ -191,29 +187,6 @@ def test_quit_ends_after_the_episode():
     assert (desk.operator.quits, sink.last_end.length) == (True, 20)
 
 
-def test_without_an_operator_nothing_changes():
-    _, sink = episode(Desk())
-    runner = EpisodeRunner(LineEnv(length=200), make_policy(NoisyAgent(8)), alone := ListSink(), config=make_config())
-    runner.run_episode(5)
-    for one, other in zip(sink.steps, alone.steps, strict=True):
-        np.testing.assert_array_equal(one.action, other.action)
-        assert one.source is other.source
-
-
-def test_a_request_of_another_thread_counts_as_a_key():
-    desk = Desk(served=True)
-    desk.operator.poll(ActorState.POLICY)
-    desk.operator.request(Action.GO, "page")
-    desk.operator.poll(ActorState.POLICY)
-    assert desk.operator.view.word is ActorState.POLICY, "no move in POLICY"
-    desk.operator.request(Action.HOLD, "page")
-    desk.operator.request(Action.GO, "page")
-    desk.operator.poll(ActorState.POLICY)
-    assert (desk.operator.view.word, desk.operator.view.countdown) == (ActorState.HOLD, None), (
-        "nothing requested ahead moves"
-    )
-
-
 def test_a_stop_of_another_thread_does_not_wait_for_the_loop():
     desk = Desk(served=True)
     desk.operator.request(Action.STOP, "page")
@@ -239,7 +212,6 @@ class Values(NoisyAgent):
 
 
 def watched(q, pressed=None, *, holds: bool, length: int = 80, **more):
-    """An episode whose Q at tick t is q(t), under the alarm."""
     desk, sink, env = Desk(pressed, attention=Attention(ALARM, holds=holds)), ListSink(), LineEnv(length=length)
     desk.keys.at = lambda: env.tick if env.seeds else -1
     runner = EpisodeRunner(env, make_policy(Values(q)), sink, config=make_config(), operator=desk.operator, **more)
@@ -249,14 +221,6 @@ def watched(q, pressed=None, *, holds: bool, length: int = 80, **more):
 
 def falling(tick: int) -> float:
     return 0.8 if tick < 16 else 0.2
-
-
-def test_a_fall_of_q_is_noticed_once_and_the_policy_goes_on():
-    desk, sources, runner = watched(falling, holds=False)
-    assert desk.keys.notices == ["", LOOK]
-    assert set(sources) == {Source.POLICY}
-    runner.run_episode(6)
-    assert desk.keys.notices == ["", LOOK, "", LOOK], "of the next episode"
 
 
 def test_where_asked_a_fall_of_q_holds_until_go_on():
@@ -274,8 +238,3 @@ def test_a_fall_across_an_intervention_or_a_hold_is_none():
     assert desk.keys.notices == [""]
     desk, _, _ = watched(falling, {10: Action.HOLD, 20: Action.GO}, holds=True, length=300)
     assert desk.keys.notices == [""]
-
-
-def test_an_intervention_takes_the_notice_away():
-    desk, _, _ = watched(falling, holds=False, intervention=HumanOnTicks(frozenset({30})))
-    assert desk.keys.notices == ["", LOOK, ""]

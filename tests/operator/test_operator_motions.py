@@ -1,36 +1,27 @@
-"""What must hold before an operator's robot moves: countdowns, holds, lost devices, parking."""
+"""What must hold before an operator's robot moves: permissions, countdowns, holds, lost devices, q q, parking."""
 
 from __future__ import annotations
 
-import os
+import contextlib
+import threading
+import time
+from collections.abc import Callable
 
 import pytest
-from operator_desk import COUNTDOWN, DT, Desk, Pedal, Press
-from ptys import Pty
+from live_desk import Silent
+from operator_desk import COUNTDOWN, DT, Desk, Hand, Pedal, Press
+from robot_limits import GRIPPERS, HIGH, LOW, J
+from robot_served import HERE, Way, served, wait
+from robot_world import TICK
 
 from serl_chunk.actor.interfaces import RobotInProcess
+from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.console.bindings import Action, ActorState
+from serl_chunk.operator.operator import Operator
 from serl_chunk.robots.base import DeviceActivity
-from serl_chunk.types import Source
-
-
-class Hand:
-    """A device of a human who does not move it."""
-
-    def __init__(self) -> None:
-        self.hands_now, self.resumed = DeviceActivity(), 0
-
-    def reset(self, seed): ...
-
-    def poll(self, *_): ...
-
-    def close(self): ...
-
-    def hands(self) -> DeviceActivity:
-        return self.hands_now
-
-    def resume(self) -> None:
-        self.resumed += 1
+from serl_chunk.robots.served.operator import ServedOperator
+from serl_chunk.robots.served.robot import ServedRobot
+from serl_chunk.types import RobotSpec, Source
 
 
 def test_a_reset_and_each_go_on_follow_a_countdown(desk):
@@ -210,15 +201,6 @@ def test_parking_at_the_end(desk, cancel):
     assert desk.time >= COUNTDOWN or cancel is not None
 
 
-def test_quit_ends_before_an_episode_begins(desk):
-    for _ in range(2):
-        desk.operator.request(Action.QUIT, "page")
-        desk.operator.waits()
-        desk.time += 1
-    summary = desk.runner.run_episode(0)
-    assert (summary.length, desk.env.options, desk.sink.records) == (0, [], [])
-
-
 def test_what_is_typed_ahead_of_a_change_does_not_move(desk):
     desk.script = [Press(desk.at(ActorState.POLICY, 3), b" \r\rrgy")]
     desk.runner.run_episode(0)
@@ -237,22 +219,295 @@ def test_a_stop_typed_with_a_label_wins(desk):
     assert (desk.sink.last_end.outcome_by, desk.sink.last_end.truncated) == ("operator", True)
 
 
-def test_a_closed_terminal_holds_and_the_loop_goes_on(pty, desk):
-    desk.script = [Press(lambda: desk.at(ActorState.POLICY, 5)() and (pty.hang_up() or True), Action.UNDO)]
+def polls_until(desk: Desk, condition, seconds: float = 10.0) -> float:
+    began = desk.time
+    while not condition():
+        desk.operator.poll(ActorState.RESET)
+        assert desk.time - began < seconds
+    return desk.time - began
+
+
+def moves_after(desk: Desk, seconds: float = 10.0) -> float:
+    began = desk.time
+    while not desk.env.may_move():
+        assert desk.time - began < seconds
+    return desk.time - began
+
+
+def test_a_reset_that_met_resistance_begins_again_after_a_countdown(desk):
+    assert moves_after(desk) >= COUNTDOWN
+    desk.robot.moving = True
+    desk.operator.poll(ActorState.RESET)
+    desk.robot.moving = False  # the server gave it up, or an operator elsewhere holds it
+    assert moves_after(desk) >= COUNTDOWN
+
+
+def test_a_permission_that_was_not_used_at_once_is_over(desk):
+    desk.operator._permitted()
+    polls_until(desk, lambda: desk.operator._permit.granted)
+    desk.time += 5.0  # another actor had the lease
+    assert moves_after(desk) >= COUNTDOWN
+
+
+@pytest.mark.parametrize("begin", [Action.RESET, Action.PARK])
+def test_a_countdown_that_no_one_saw_moves_nothing(desk, begin):
+    if begin is Action.PARK:
+        desk.operator._begin_parking()
+    else:
+        assert not desk.env.may_move()
+    desk.time += 10.0  # another learner was waited for
+    for _ in range(5):
+        assert not desk.env.may_move()
+    assert (desk.word, desk.robot.requests) == (ActorState.HOLD, [])
+
+
+def test_a_session_that_ended_in_a_countdown_leaves_none_to_the_next(desk):
+    assert not desk.env.may_move()
+    desk.time += COUNTDOWN - 0.1
+    desk.script = []
+    began = desk.time
     desk.runner.run_episode(0)
-    assert len(desk.sink.steps) > 50, "the loop goes on"
-    assert desk.sink.steps[-1].source in (Source.HOLD, Source.SCRIPTED, Source.POLICY)
+    first = next(k for k, state in enumerate(desk.states) if state.word is ActorState.POLICY)
+    assert max(state.countdown or 0 for state in desk.states[:first]) > COUNTDOWN - 0.1
+    assert desk.time - began > COUNTDOWN
 
 
-@pytest.mark.usefixtures("terminal")
-def test_a_stuck_terminal_does_not_delay_the_loop():
-    pty = Pty()  # no one reads what is written to it, as after Ctrl-S in another program
-    desk = Desk(pty)
-    for _ in range(30):
-        os.write(pty.slave, b"x" * 100)
-    desk.script = [Press(desk.at(ActorState.POLICY, 3), b" ")]
+@pytest.mark.parametrize("what", [b"r", b"s", b"f", b"\x7f"])
+def test_the_rest_of_a_countdown_is_not_for_another_motion(desk, what):
+    """Go on, and shortly before its end the episode ends: its reset has a countdown of its own."""
+    desk.script = [
+        Press(desk.at(ActorState.POLICY, 3), b" "), Press(0.4, b"\r"), Press(COUNTDOWN - 0.2, what),
+    ]  # fmt: skip
+    desk.runner.run_episode(0)
+    ended = desk.time
+    desk.script = [] if what == b"r" else [Press(0.4, Action.GO)]
+    moved: list[float] = []
+    desk.env.may_move = lambda: desk.operator.may_move() and not moved.append(desk.time)
+    desk.runner.run_episode(1)
+    assert moved[0] - ended >= COUNTDOWN
+
+
+def test_a_repeat_of_the_reset_ends_the_countdown_to_the_first_tick(make_desk):
+    desk = make_desk(ready="first")
+    starts, pressed, reset = [], [], desk.env.reset
+    desk.env.reset = lambda **more: (starts.append(desk.time), reset(**more))[1]
+    almost = lambda: desk.operator.view.countdown is not None and desk.operator.view.countdown < 0.2  # noqa: E731
+    desk.script = [
+        Press(desk.at(ActorState.WAITING), b"\r"),
+        Press(lambda: almost() and desk.word is ActorState.WAITING and not pressed.append(desk.time), b"r"),
+    ]
+    desk.runner.run_episode(0)
+    assert len(starts) == 2
+    assert starts[1] - pressed[-1] >= COUNTDOWN - 0.1
+
+
+def test_a_hold_of_one_input_wins_over_go_on_of_another(desk):
+    desk.operator.request(Action.HOLD, "page")
+    desk.operator.poll(ActorState.POLICY)
+    assert desk.word is ActorState.HOLD
+    desk.time += 1.0
+    desk.script = [Press(lambda: True, b" "), Press(lambda: True, Action.GO)]
+    desk.operator.poll(ActorState.POLICY)
+    assert desk.script == []
+    for _ in range(100):
+        desk.operator.poll(ActorState.POLICY)
+    assert (desk.word, desk.operator.view.countdown) == (ActorState.HOLD, None)
+
+
+def test_go_on_counts_once_for_a_reset_that_waits_until_the_server_answered(desk):
+    desk.robot.moving = desk.robot.waiting = True
+    desk.operator.poll(ActorState.RESET)
+    desk.operator.request(Action.GO, "page")
+    polls_until(desk, lambda: desk.robot.requests == ["proceed"])
+    desk.robot.idle = False  # the state is of before its answer
+    desk.operator.request(Action.GO, "another page")
+    for _ in range(10):
+        desk.operator.poll(ActorState.RESET)
+    assert desk.operator.view.countdown is None
+
+
+def test_the_robot_is_parked_though_its_device_was_closed_with_it(desk):
+    class Closed:
+        def hands(self) -> DeviceActivity:
+            return DeviceActivity(lost=("mouse",))
+
+    desk.operator.attach(desk.env, Closed())  # type: ignore[arg-type]
+
+    def pause(seconds: float) -> None:
+        desk.time += seconds
+        if desk.time > 3:
+            desk.robot.moving = False
+
+    desk.operator._pause = pause
+    desk.operator.park()
+    assert desk.robot.requests == ["park"]
+
+
+def test_a_robot_that_was_parked_before_its_first_tick_is_reset_again(make_desk):
+    desk = make_desk(ready="first")
+
+    def parked() -> bool:
+        if desk.robot.moving and "park" in desk.robot.requests:
+            desk.robot.moving = False
+        return "park" in desk.robot.requests and desk.word is ActorState.HOLD
+
+    desk.script = [
+        Press(desk.at(ActorState.WAITING), b" "), Press(0.4, b"p"), Press(0.4, b"y"), Press(parked, b"\r"),
+        Press(desk.at(ActorState.WAITING), Action.GO), Press(desk.at(ActorState.POLICY, 3), b"s"),
+    ]  # fmt: skip
+    summary = desk.runner.run_episode(0)
+    assert (len(desk.env.options), desk.script, summary.length > 0) == (2, [], True)
+
+
+def test_go_on_for_a_hold_before_the_last_one_begins_nothing(desk):
+    """A page's key is on its way for a second, and the robot is held again meanwhile."""
+    desk.operator.request(Action.HOLD, "page")
+    desk.operator.poll(ActorState.POLICY)
+    seen = desk.time
+    desk.operator.request(Action.HOLD, "terminal")
+    desk.operator.poll(ActorState.POLICY)
+    desk.operator.request(Action.GO, "page", seen)
+    for _ in range(10):
+        desk.operator.poll(ActorState.POLICY)
+    assert desk.operator.view.countdown is None
+    desk.time += 1.0
+    desk.operator.request(Action.GO, "page", desk.time)
+    for _ in range(10):
+        desk.operator.poll(ActorState.POLICY)
+    assert desk.operator.view.countdown is not None
+
+
+def test_a_robot_that_another_machine_holds_in_an_episode_waits_for_go_on(desk):
+    """Else the next tick arms it again, and the policy goes on."""
+
+    def held() -> bool:
+        there = desk.at(ActorState.POLICY, 3)()
+        desk.robot.why = "held by desk" if there and desk.env.tick < 8 else "armed by actor"
+        return there and desk.env.tick >= 8
+
+    desk.script = [Press(held, Action.UNDO)]
     desk.runner.run_episode(0)
     assert desk.word is ActorState.HOLD
-    pty.look()
-    desk.close()
-    pty.close()
+    assert {step.source for step in desk.sink.steps[5:]} == {Source.HOLD}
+
+
+ARMS = RobotSpec("arms", 1 / TICK, J, tuple(LOW), tuple(HIGH), tuple(range(J)), GRIPPERS, (), 500, ((0, 7), (7, 14)))
+
+Q_Q = [Press(0.4, Action.QUIT), Press(0.4, Action.QUIT)]
+
+
+def moves(desk: Desk) -> Callable[[], bool]:
+    return lambda: desk.robot.moving and desk.word is ActorState.RESET
+
+
+def waits(desk: Desk) -> bool:
+    desk.robot.waiting = desk.robot.moving
+    return desk.robot.waiting and desk.word is ActorState.WAITING
+
+
+def counts(desk: Desk) -> bool:
+    return desk.operator.view.countdown is not None and desk.operator.view.countdown < COUNTDOWN / 2
+
+
+def park(desk: Desk) -> float:
+    began = desk.time
+
+    def pause(seconds: float) -> None:
+        desk.time += seconds
+        desk.robot.moving = desk.robot.moving and desk.robot.requests[-1] != "park"
+
+    desk.operator._pause = pause
+    desk.operator.park()
+    return desk.time - began
+
+
+def ends_at_once(desk: Desk) -> None:
+    summary = desk.runner.run_episode(0)
+    assert (summary.length, desk.script, desk.operator.quits, desk.robot.moving) == (0, [], True, False)
+    assert desk.pressed_at is not None
+    assert desk.time - desk.pressed_at < 0.2, "the reset is not waited for"
+
+
+@pytest.mark.parametrize("going_on", [False, True])
+def test_a_held_reset_ends_at_once_and_the_robot_is_parked_after_a_countdown(desk, going_on):
+    counted = [Press(0.4, b"\r"), Press(0.05, Action.QUIT), Q_Q[1]]  # a countdown to go on with the reset
+    desk.script = [Press(moves(desk), b" "), *(counted if going_on else Q_Q)]
+    ends_at_once(desk)
+    assert (len(desk.env.options), desk.robot.requests, desk.word) == (1, ["hold"], ActorState.HOLD)
+    assert not desk.operator._permit.counts
+    assert park(desk) >= COUNTDOWN
+    assert desk.robot.requests == ["hold", "park"]
+
+
+def test_a_reset_that_waits_for_the_scene_is_held(desk):
+    desk.script = [Press(lambda: waits(desk), Action.QUIT), Press(0.4, Action.QUIT)]
+    ends_at_once(desk)
+    assert desk.robot.requests == ["hold"]
+    assert park(desk) >= COUNTDOWN
+
+
+def test_a_reset_under_way_is_finished(desk):
+    desk.script = [Press(lambda: counts(desk), Action.QUIT), Press(moves(desk), Action.QUIT)]
+    assert desk.runner.run_episode(0).length == 0
+    assert (desk.script, desk.operator.quits, desk.robot.requests, desk.env.tick) == ([], True, [], 0)
+    assert park(desk) >= COUNTDOWN
+    assert desk.robot.requests == ["park"]
+
+
+@pytest.mark.parametrize("stops", [Action.HOLD, Action.STOP])
+def test_what_stops_the_reset_after_q_q_leaves_the_robot_where_it_is(desk, stops):
+    quits = lambda: desk.robot.moving and desk.operator.quits  # noqa: E731
+    desk.script = [Press(lambda: counts(desk), Action.QUIT), Press(moves(desk), Action.QUIT), Press(quits, stops)]
+    ends_at_once(desk)
+    assert park(desk) < COUNTDOWN
+    assert {*desk.robot.requests} == {stops.value}, "no motion follows a hold without a key"
+
+
+def test_a_reset_that_begins_after_q_q_is_braked(desk):
+    """Its request was on its way while the view showed a robot that stands."""
+    desk.operator.attach(desk.env, None)
+    desk.operator._stage.resets = True
+    desk.operator.poll(ActorState.RESET)
+    for _ in range(2):
+        desk.operator.request(Action.QUIT, "page")
+        desk.operator.poll(ActorState.RESET)
+        desk.time += 0.4
+    desk.robot.moving = True
+    desk.operator.poll(ActorState.RESET)
+    assert desk.robot.requests == ["hold"]
+
+
+def test_a_held_reset_of_a_real_server_ends_and_the_robot_is_parked(monkeypatch):
+    events: list[str] = []
+
+    def motion(event, arguments, start, limits):
+        events.append(event)
+        return Way(start + (0.3 if event == "reset" else 0.0), lasts=event == "reset")
+
+    with served() as robot, contextlib.ExitStack() as stack:
+        monkeypatch.setattr(robot.server, "_motions", motion)
+        robot.ready()
+        config = FakeAlohaConfig(server=f"{HERE}:{robot.port}")
+        env = stack.enter_context(contextlib.closing(ServedRobot(config, ARMS, name="actor")))
+        requests = stack.enter_context(contextlib.closing(ServedOperator(config, "actor console")))
+        operator = Operator(
+            Silent(), requests, amend=lambda record: None, end=lambda: None, now=time.monotonic, countdown=0.3
+        )
+        operator.attach(env, None)
+        env.stop = operator.stopping(lambda: None)
+        ended: list[object] = []
+        thread = threading.Thread(target=lambda: ended.append(operator.reset(env, 1)), daemon=True)
+        thread.start()
+        wait(lambda: requests.moving and operator.view.word is ActorState.RESET)
+        operator.request(Action.HOLD, "page")
+        wait(lambda: operator.view.word is ActorState.HOLD)
+        for _ in range(2):
+            time.sleep(0.4)
+            operator.request(Action.QUIT, "page")
+        thread.join(5.0)
+        assert ended == [None], "it waits for go on"
+        env.close()
+        began = time.monotonic()
+        operator.park()
+        assert time.monotonic() - began >= 0.3
+        assert (events, robot.client(role="any").next_state()["state"]) == (["reset", "park"], "HOLD")

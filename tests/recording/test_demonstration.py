@@ -15,8 +15,6 @@ CAMERAS = ("front", "wrist")
 
 
 class Both:
-    """Hands records to two sinks."""
-
     def __init__(self, *sinks) -> None:
         self._sinks = sinks
 
@@ -34,8 +32,6 @@ class Both:
 
 
 class SlowCameras(LineEnv):
-    """A camera gives each frame for `every` ticks."""
-
     def __init__(self, every: dict[str, int], **options) -> None:
         super().__init__(**options)
         self._every = every

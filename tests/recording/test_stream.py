@@ -17,7 +17,6 @@ from streamed_demos import LENGTH, SPEC, demo_rows, episode, make_router
 from transport_tools import CONFIG, CONTRACT, LIMITS, eventually, serving, shared, step
 
 from serl_chunk.data.formats.hdf5 import write_episode
-from serl_chunk.main import main
 from serl_chunk.recording.stream import DemonstrationStream, steps_of
 from serl_chunk.transport.client.link import LearnerLink
 from serl_chunk.transport.storage.spool import Spool
@@ -26,8 +25,6 @@ from serl_chunk.types import ConfigError, Outcome, StepBlock
 
 
 class Receiver:
-    """The learner's side: a server whose records go into a replay, and what it was given."""
-
     def __init__(self) -> None:
         self.replay, self.router = make_router()
         self.began: list[str] = []
@@ -48,7 +45,6 @@ class Receiver:
 
 
 def write(folder: Path, number: int, outcome: Outcome = Outcome.SUCCESS) -> Path:
-    """File `episode_<number>.hdf5`; several folders may hold one of a name."""
     begin, steps, end = episode(number, f"demo-{number}")
     path = folder / f"episode_{number}.hdf5"
     folder.mkdir(exist_ok=True)
@@ -171,20 +167,3 @@ def test_steps_of_a_block_make_the_same_block(n, by_human):
         np.testing.assert_array_equal(again.sparse[key].index, rows.index)
         np.testing.assert_array_equal(again.sparse[key].values, rows.values)
         assert again.sparse[key].values.dtype == rows.values.dtype
-
-
-@pytest.mark.parametrize(
-    ("more", "named"),
-    [
-        (["--port", "5"], ("--port", "--ip")),
-        (["--actor_id", "left"], ("--actor_id", "--ip")),
-        (["--ip", "127.0.0.1", "--keys", "k", "--insecure"], ("--insecure", "--keys")),
-        (["--ip", "127.0.0.1", "--cameras", "none", "--config.agent.image_keys=top"], ("--cameras", "top")),
-    ],
-)
-def test_flags_that_do_not_go_together(tmp_path, capsys, more, named):
-    arguments = ["record", "--exp_name", "fake_aloha_images", "--out", str(tmp_path / "d"), *more]
-    assert main(arguments) != 0
-    _, err = capsys.readouterr()
-    assert all(word in err for word in named), err
-    assert not (tmp_path / "d").exists()

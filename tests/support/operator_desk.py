@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import live_desk
 import numpy as np
 from actor_helpers import HumanOnTicks, LineEnv, ListSink, make_config
+from operator_script import PedalEvent
 from ptys import Pty, wait_until
 
 from serl_chunk.actor.episode import EpisodeRunner
@@ -16,6 +17,7 @@ from serl_chunk.console.console import OperatorConsole
 from serl_chunk.console.view import ConsoleState
 from serl_chunk.operator.devices import OperatorDevices
 from serl_chunk.operator.operator import Operator
+from serl_chunk.robots.base import DeviceActivity
 from serl_chunk.types import Amend, ShownRobot
 
 DT = 0.02
@@ -82,12 +84,6 @@ class Press(NamedTuple):
     what: bytes | Action | tuple[str, bool]  # typed, requested by a page, or pedal and whether it is pressed
 
 
-class PedalEvent(NamedTuple):
-    name: str
-    pressed: bool
-    stamp: float
-
-
 class Pedal:
     name = "pedal"
     alive = True
@@ -101,6 +97,27 @@ class Pedal:
     def keys(self) -> list[PedalEvent]:
         events, self.events = self.events, []
         return events
+
+    def close(self) -> None: ...
+
+
+class Hand:
+    """A device of a human who does not move it."""
+
+    def __init__(self) -> None:
+        self.hands_now, self.resumed = DeviceActivity(), 0
+
+    def reset(self, seed: int) -> None: ...
+
+    def poll(self, *_: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+    def hands(self) -> DeviceActivity:
+        return self.hands_now
+
+    def resume(self) -> None:
+        self.resumed += 1
 
 
 class Desk:

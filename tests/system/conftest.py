@@ -29,7 +29,6 @@ class Trained(NamedTuple):
     output: str  # of both
 
     def copy(self, to: Path) -> Path:
-        """The run folder once more, to go on with."""
         return Path(shutil.copytree(self.run, to))
 
 
@@ -58,7 +57,6 @@ def environment(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def demos(tmp_path_factory, environment):
-    """A folder of four scripted demonstrations, made by the command."""
     folder = tmp_path_factory.mktemp("demos")
     out = folder / "fake_aloha"
     process = Process(
@@ -75,7 +73,6 @@ def demos(tmp_path_factory, environment):
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory, demos, environment):
-    """A completed run, for reading only."""
     folder = tmp_path_factory.mktemp("trained")
     with cluster(folder, demos, environment) as c:
         keys = ("--bind", "0.0.0.0", "--keys", str(folder / "keys"))
@@ -84,7 +81,6 @@ def trained(tmp_path_factory, demos, environment):
 
 @pytest.fixture(scope="session")
 def listening(tmp_path_factory, trained, demos, environment):
-    """See Listening; tests leave it as it is."""
     folder = tmp_path_factory.mktemp("listening")
     run = trained.copy(folder / "run")
     for file in (run / "checkpoints" / "40" / "state").rglob("*"):
@@ -98,7 +94,6 @@ def listening(tmp_path_factory, trained, demos, environment):
 
 @pytest.fixture
 def processes(tmp_path, demos, environment):
-    """A cluster for one test."""
     with cluster(tmp_path, demos, environment) as c:
         yield c
 
@@ -115,6 +110,5 @@ def joined(tmp_path):
 
 @pytest.fixture
 def lab(tmp_path, environment):
-    """A learner and an actor of the counting robot."""
     with contextlib.closing(Lab(tmp_path, environment)) as lab:
         yield lab

@@ -50,18 +50,15 @@ class Journal(NamedTuple):
 
 
 def version_of(run: Path) -> int:
-    """The newest version that a run published."""
     file = run / "snapshot_version"
     return int(file.read_text() or 0) if file.exists() else 0
 
 
 def human_ticks(run: Path) -> int:
-    """Of a run's episodes so far."""
     return sum(row["intervention_steps"] for row in read_metrics(run)["episode"])
 
 
 def has_episodes(run: Path) -> bool:
-    """Whether a run has some, in which the human used up what it may."""
     there = (run / "metrics.jsonl").exists() and len(read_metrics(run)["episode"]) >= 3
     return there and human_ticks(run) == HUMAN_TICKS
 

@@ -1,6 +1,5 @@
 """A completed run: its files, evaluations of it, another start, and a learner that goes on with it."""
 
-import importlib.util
 import json
 import re
 
@@ -42,16 +41,6 @@ def test_a_run_is_evaluated_without_a_learner(processes, trained, tmp_path):
     assert [(row["mode"], row["n"], row["checkpoint"]) for row in rows] == [("mean", 3, 40), ("sampled", 3, 40)]
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not importlib.util.find_spec("imageio_ffmpeg"), reason="videos need pip install imageio[ffmpeg]")
-def test_videos_of_the_evaluation(processes, trained, tmp_path):
-    run = trained.copy(tmp_path / "run")
-    processes.actor(*EVALUATE, "1", "--save_video", "--checkpoint_path", str(run)).ends()
-    (video,) = (run / "videos" / "40_mean").iterdir()
-    assert re.fullmatch(r"mean_000_(success|failure|unknown)\.mp4", video.name)
-    assert video.read_bytes()[4:8] == b"ftyp"
-
-
 def test_a_checkpoint_is_fetched_from_a_learner(listening):
     output = listening.cluster.actor(*EVALUATE, "2", "--ip", "127.0.0.1", **LISTENING).ends()
     n, report = last_line(output)
@@ -59,13 +48,6 @@ def test_a_checkpoint_is_fetched_from_a_learner(listening):
     assert report.startswith("none")
     assert "mean (version 20)" in output  # its newest: the one after is damaged
     assert listening.learner.running
-
-
-def test_a_missing_checkpoint_lists_those_that_exist(listening, trained):
-    missing = ("--eval_checkpoint_step", "33", "--eval_n_trajs", "1")
-    for where, there in ((("--ip", "127.0.0.1"), "0, 20"), (("--checkpoint_path", str(trained.run)), "0, 20, 40")):
-        said = listening.cluster.actor(*missing, *where, kind=Command, **LISTENING).ends(1)
-        assert f"has no checkpoint '33'; it has: {there} (or latest, best)" in said
 
 
 def test_a_run_leaves_its_files_and_counts_every_step(trained):
@@ -83,15 +65,6 @@ def test_a_run_leaves_its_files_and_counts_every_step(trained):
     rows = read_metrics(run)["episode"]
     assert len(rows) == episodes
     assert sum(row["episode/l"] for row in rows) == steps
-
-
-@pytest.mark.slow
-def test_a_completed_run_that_is_started_again_ends(processes, trained, tmp_path):
-    """Its learner is gone before its actor is there."""
-    run = trained.copy(tmp_path / "run")
-    output = processes.both(run).ends()
-    assert "resumed at step 40: training is complete" in output
-    assert checkpoints(run) == [0, 20, 40]
 
 
 def test_a_damaged_newest_checkpoint_falls_back_loudly(listening):

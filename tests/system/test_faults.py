@@ -1,16 +1,30 @@
-"""Kills, freezes, cuts, clocks that jump, lost sectors: every recorded step is in the store exactly once, in order."""
+"""Kills, freezes, cuts, stalls, clocks that jump, lost sectors: every step is in the store exactly once, in order."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
+import signal
+import time
+from collections import defaultdict
 from pathlib import Path
 
+import numpy as np
 import pytest
+from counting_robot import HZ
 from flaky_proxy import flaky
-from lab import LENGTH, TAIL, Lab
+from lab import LENGTH, ROBOT, TAIL, Lab
 from ports import free_port
 from processes import actor_totals
+from system_accounts import journal_rows
+
+from serl_chunk.config.loader import load_experiment
+from serl_chunk.data.normalise.normaliser import Normaliser
+from serl_chunk.data.preprocess import Preprocess
+from serl_chunk.replay.replay import Replay
+from serl_chunk.robots.registry import robot_spec
+from serl_chunk.types import StepBlock
 
 DAY = 86_400.0
 
@@ -147,3 +161,52 @@ def test_a_bad_first_sector_of_a_journal_or_a_spool_loses_nothing(lab):
     assert account.died == 1
     after = sorted(journal.glob("*.journal"))
     assert (after[:2], len(after)) == ([older, newest], 3)
+
+
+STALL = 1.5  # seconds
+BROKEN = 1.0  # seconds between two steps that no busy machine takes
+
+
+@pytest.mark.slow
+def test_no_window_goes_across_a_stall_of_the_actor(lab):
+    learner, actor = lab.learner(), lab.actor()
+    lab.goes_on(LENGTH, actor)
+    actor.until(lambda: LENGTH // 4 < lab.executed() % LENGTH < LENGTH // 2, "no episode is under way")
+    actor.signal(signal.SIGSTOP)
+    time.sleep(STALL)
+    actor.signal(signal.SIGCONT)
+    lab.goes_on(LENGTH, actor)
+    _, said, _ = lab.stop(learner, actor)
+
+    config = load_experiment(ROBOT)
+    one, zero = np.ones((5, 2), np.float32), np.zeros((5, 2), np.float32)
+    absolute = np.full(2, -1, np.int32)
+    plain = Normaliser("absolute_range", np.zeros(4, np.float32), np.ones(4, np.float32), zero, one, absolute)
+    replay = Replay(robot_spec(config.robot), config, Preprocess(plain))
+    stamps: dict[tuple[float, float], dict[int, float]] = defaultdict(dict)  # by life and episode
+    marked: set[tuple[float, float, int]] = set()
+    for session, record in ((row.session, row.record) for row in journal_rows(lab.run) if row.record is not None):
+        replay.insert(session, record)
+        if isinstance(record, StepBlock):
+            for i, (life, episode, tick, _) in enumerate(record.observation["state"].tolist()):
+                stamps[life, episode][int(tick)] = float(record.stamp[i])
+                if getattr(record, "lost_ticks", np.zeros(record.n))[i]:
+                    marked.add((life, episode, int(tick)))
+    apart = {(*key, t): at[t] - at[t - 1] for key, at in stamps.items() for t in at if t}
+    stalls = {step for step, seconds in apart.items() if seconds > BROKEN}
+    assert len(stalls) == 1, "the stall came between two episodes"
+    seen = set()
+    for _ in range(20):
+        batch = replay.sample(np.random.default_rng(len(seen)), 1_000)
+        starts, ends = batch.observations["state"], batch.next_observations["state"]
+        for (life, episode, first, _), (*_, last, _) in zip(starts.tolist(), ends.tolist(), strict=True):
+            longest = max(apart.get((life, episode, t), 0.0) for t in range(int(first) + 1, int(last) + 1))
+            assert longest < BROKEN, f"a window spans a stall of {longest:.2f} s"
+            seen.add((life, episode, int(first)))
+    assert len(seen) > LENGTH  # those of whole episodes, and those before and after the gap
+    assert stalls <= marked
+    ((life, episode, tick),) = stalls
+    own = [t for *key, t in seen if key == [life, episode]]
+    assert min(own) < tick < max(own)
+    logged = re.findall(r"WARNING the control loop stalled in episode \S+ \(gaps=\d+, longest (\d+\.\d+) s\)", said)
+    assert max(map(float, logged), default=0.0) > STALL - 2 / HZ  # late by the stall, less what was left of a tick

@@ -8,12 +8,10 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import time
 from pathlib import Path
 
 import pytest
 import ros1
-from processes import settings
 from robot_day import ROOT, Day
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -58,7 +56,6 @@ def robot_file(port: int) -> str:
 
 
 def first_hours(day: Day, folder: Path, file: str, driver: str, demos: int, *more: str) -> None:
-    """From a new robot's file to demonstrations that its motions were tried with."""
     day.robot("new", "fresh.toml", *(("--driver", driver) if driver else ()))
     assert (f'"{driver}"' if driver else "driver") in (folder / "fresh.toml").read_text()
     day.file.write_text(file)
@@ -72,26 +69,6 @@ def first_hours(day: Day, folder: Path, file: str, driver: str, demos: int, *mor
         print(day.record(demos, *more).strip().splitlines()[-1])
     with day.stage("robot dry"):
         assert "evaluating" in day.robot("dry", "demos", "--file", "robot.toml")
-
-
-def test_a_first_day_of_the_simulated_task(tmp_path):
-    with contextlib.closing(Day(tmp_path, "fake_aloha", settings(actor__clock="realtime"))) as day:
-        task = (ROOT / "experiments/robots/fake_aloha.toml").read_text()
-        first_hours(day, tmp_path, f"port = {day.port}\n{task}", "", 3, "--cameras", "none")
-        learner, actor = day.learner(), day.actor()
-        day.wait(lambda: "RUN: armed" in day.server_log.read_text().split("released by")[-1], "no arm")
-        day.kill_server()
-        day.serve()
-        time.sleep(5)
-        actor.kill()
-        actor = day.actor()
-        time.sleep(5)
-        assert learner.running
-        learner.kill()
-        day.ends(day.learner())
-        day.wait(lambda: not actor.running, "the actor did not end")
-        day.evaluate(2)
-        day.export()
 
 
 @pytest.mark.skipif(bool(ros1.missing()), reason=ros1.missing())

@@ -49,7 +49,6 @@ class Storm:
 
     @property
     def killed(self) -> list[str]:
-        """Who was killed so far, in order."""
         return self._kills.read_text().split() if self._kills.exists() else []
 
     def run(self, kills: int) -> None:
@@ -103,11 +102,9 @@ class Storm:
             assert places == sorted(places), f"{name}'s ticks are out of order"
 
     def close(self) -> None:
-        """End every process."""
         self._lab.close()
 
     def _freeze(self, process: Process) -> None:
-        """Stop it for longer than the others wait for it."""
         process.signal(signal.SIGSTOP)
         time.sleep(10.0)
         process.signal(signal.SIGCONT)
@@ -126,7 +123,6 @@ class Storm:
         self._processes[name].until(there, f"{name} stands", at_work=" reading ")
 
     def _progress(self, name: str) -> int:
-        """Ticks of an actor's robot; bytes of the learner's journal."""
         if name == LEARNER:
             return sum(file.stat().st_size for file in (self._lab.run / "journal" / "online").glob("*.journal"))
         return self._logs[name].read_bytes().count(b"\n") if self._logs[name].exists() else 0

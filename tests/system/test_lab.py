@@ -68,16 +68,3 @@ def processes_of(folder: Path) -> set[int]:
             if str(folder).encode() in (process / "cmdline").read_bytes() + (process / "environ").read_bytes():
                 found.add(int(process.name))
     return found - {os.getpid()}
-
-
-def test_a_folder_that_holds_something_else_is_not_replaced_and_a_failed_stage_names_its_log(tmp_path):
-    (tmp_path / "mine").write_text("mine")
-    done = run("--out", str(tmp_path))
-    assert done.returncode != 0
-    assert "--out" in done.stderr
-    assert (tmp_path / "mine").read_text() == "mine"
-    done = run("--out", str(tmp_path / "lab"), "--driver", "aloha_ros1", SERL_CHUNK_ROS1=str(tmp_path))
-    [stage, last] = done.stdout.strip().splitlines()
-    assert re.search(r"^robot server: FAILED after 0 s: no ROS 1 here: .*\. Read \S+/server.log$", stage)
-    assert (done.returncode, last.startswith("lab: FAILED in ")) == (1, True)
-    assert "FAILED: no ROS 1 here" in (tmp_path / "lab/report.html").read_text()

@@ -10,7 +10,6 @@ import pytest
 from line_tasks import EPISODES, TEXTS, record_demos
 from processes import PATIENCE
 
-from serl_chunk.data.prompts import make_prompts
 from serl_chunk.runs.metrics import read_metrics
 
 pytestmark = pytest.mark.timeout(4 * PATIENCE)
@@ -18,7 +17,6 @@ pytestmark = pytest.mark.timeout(4 * PATIENCE)
 
 @pytest.fixture(scope="module")
 def demos(tmp_path_factory):
-    """A folder of each text."""
     return {side: record_demos(tmp_path_factory.mktemp(side), side, 10) for side in TEXTS}
 
 
@@ -62,10 +60,3 @@ def test_a_clone_follows_the_text_of_its_task_and_without_it_cannot(processes, d
         "--eval_n_trajs", "10", "--checkpoint_path", str(tmp_path / "reading"), "--task", TEXTS["right"],
     )  # fmt: skip
     assert "success_rate=0.00 n=10" in evaluation.ends()
-
-
-def test_an_experiment_of_both_sides_reads_both_texts():
-    for side, text in TEXTS.items():
-        prompts = make_prompts(line_tasks.experiment(side))
-        assert prompts is not None
-        assert prompts(text)[1].any()

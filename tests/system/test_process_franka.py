@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import re
 import threading
 import time
 from collections.abc import Iterator
@@ -12,20 +11,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from actor_helpers import ListSink
-from classifier_sets import save_random
 from franka_http import FrankaServer, angle_between
 from robot_process import FILES, RobotProcess
 from robot_served import wait
 
-from serl_chunk.actor.episode import EpisodeRunner
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.robots import FrankaConfig
-from serl_chunk.outcomes.classifier import Classifier
-from serl_chunk.robots.base import InterventionCommand
 from serl_chunk.robots.franka import FrankaRobot
 from serl_chunk.robots.registry import make_env
-from serl_chunk.types import CameraSpec, Observation, Outcome
 from serl_chunk_robot.client.client import RobotClient, RobotError
 from serl_chunk_robot.geometry.rotations import matrix_of_quat, quat_of_euler
 
@@ -48,8 +41,6 @@ SLOT, HOLDER = [0.553, 0.17697, 0.25098], [0.58575, -0.22036, 0.2731]
 
 
 class Cell(NamedTuple):
-    """A task's robot, served."""
-
     arms: list[FrankaServer]
     config: FrankaConfig
     operator: RobotClient  # that may clear it
@@ -57,7 +48,6 @@ class Cell(NamedTuple):
     ends: contextlib.ExitStack
 
     def robot(self, **changes: Any) -> FrankaRobot:
-        """The actor's robot, which is closed when the test ends."""
         robot = make_env(dataclasses.replace(self.config, **changes))
         self.ends.callback(robot.close)
         with contextlib.suppress(RobotError):  # another test's robot is to be cleared first
@@ -67,13 +57,10 @@ class Cell(NamedTuple):
 
 @pytest.fixture
 def cell(request, tmp_path) -> Iterator[Cell]:
-    task, _, seen = request.param.partition(" ")
+    task = request.param
     with contextlib.ExitStack() as stack:
         arms = [stack.enter_context(FrankaServer(np.array(start))) for start in STARTS[task]]
-        text, table, cameras = (FILES / f"{TASK_FILES[task]}.toml").read_text().partition("[[camera]]")
-        if seen:
-            cameras = re.sub(r"(serial|exposure) = .*\n", "", cameras).replace("realsense", "fake")
-            text += table + cameras.replace("fps", "rate")
+        text = (FILES / f"{TASK_FILES[task]}.toml").read_text().partition("[[camera]]")[0]
         for k, arm in enumerate(arms):
             text = text.replace(f"http://127.0.0.{k + 1}:5000/", arm.url)
         server = RobotProcess(tmp_path, text.replace("[driver]", "[driver]\ntimeout = 1.0"), ports=5)
@@ -82,7 +69,7 @@ def cell(request, tmp_path) -> Iterator[Cell]:
         with contextlib.closing(server.client("K", "operator")) as operator:
             wait(lambda: cleared(operator))
             config = load_experiment(f"hil_serl_franka:{task}").robot
-            config = dataclasses.replace(config, server=server.address, cameras=config.cameras if seen else ())
+            config = dataclasses.replace(config, server=server.address, cameras=())
             with contextlib.ExitStack() as ends:
                 yield Cell(arms, config, operator, server, ends)
         if server.process is not None:
@@ -131,7 +118,6 @@ def orders(arm: FrankaServer) -> list[str]:
 
 
 def pose_at(arm: FrankaServer, order: str) -> np.ndarray:
-    """The last pose that was sent before a request."""
     paths = [path for path, _ in arm.requests]
     return np.array([body["arr"] for path, body in arm.requests[: paths.index(order)] if path == "pose"][-1])
 
@@ -214,44 +200,6 @@ def test_a_module_is_grasped_anew_in_the_first_episode_alone(cell):
     assert [path for path, _ in franka.requests[begun:] if "gripper" in path] == []
     assert not np.allclose(info["draws"]["reset.step[10]"], begins)
     at_reset(cell, RAM, np.array(info["draws"]["reset.step[10]"]))
-
-
-class Pusher:
-    """A human who pushes along the tip's z axis all the time."""
-
-    def reset(self, seed: int) -> None:
-        pass
-
-    def poll(self, tick: int, observation: object, decision_tick: bool, last: object) -> InterventionCommand:
-        return InterventionCommand(np.array([0, 0, 1, 0, 0, 0], np.float32))
-
-    def close(self) -> None:
-        pass
-
-
-@pytest.mark.parametrize("cell", [RAM + " with cameras"], indirect=True)
-def test_an_episode_ends_where_the_state_and_the_pictures_agree(cell, monkeypatch, tmp_path):
-    whole = load_experiment(f"hil_serl_franka:{RAM}")
-    folder = save_random(tmp_path / "classifier", CameraSpec("wrist_1", 128, 128), frames=2)
-    outcome = dataclasses.replace(whole.outcome, classifier=str(folder))
-    config = dataclasses.replace(whole, robot=cell.config, outcome=outcome)
-    looked = []
-
-    def probability(self: Classifier, observation: Observation) -> np.ndarray:
-        looked.append({name: frame.shape for name, frame in observation.items()})
-        return np.array([0.1, 0.9])
-
-    monkeypatch.setattr(Classifier, "probability", probability)
-    robot, sink = cell.robot(), ListSink()
-    runner = EpisodeRunner(robot, None, sink, config=config, intervention=Pusher())
-    with Proceeding(cell.operator):
-        summary = runner.run_episode(0)
-    assert summary.outcome is Outcome.SUCCESS
-    assert sink.last_end.outcome_by == "classifier"
-    heights = [step.observation["state"][6] for step in sink.steps]
-    assert 0.02 < heights[-2] <= 0.04 < heights[-1] < sink.last_end.final_observation["state"][6]
-    assert [step.reward for step in sink.steps] == [0.0] * (len(heights) - 1) + [1.0]
-    assert looked == [{"state": (19,), "images/wrist_1": (128, 128, 3)}] * 2  # where the state agrees alone
 
 
 @pytest.mark.parametrize("cell", [HANDOVER], indirect=True)

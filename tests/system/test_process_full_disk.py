@@ -34,13 +34,11 @@ class Cell(WatchedRobot):
     box: Path
 
     def moves(self, seconds: float) -> None:
-        """Wait until an episode moves the robot, which it then does for so long."""
         self.becomes("RUN")
         self.until(lambda: self.moved(0.2, "RUN") > STILL, "never moved")
         assert self.moved(seconds, "RUN") > STILL
 
     def holds(self, seconds: float) -> None:
-        """In an episode, which the hold does not end."""
         time.sleep(1)
         assert self.moved(seconds, "RUN") < STILL
 

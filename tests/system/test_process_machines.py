@@ -9,8 +9,6 @@ from lab import LENGTH, Lab
 from machines import HERE, fill, needs_root
 from processes import PATIENCE, actor_totals, checkpoints, learner_totals
 
-from serl_chunk.runs.metrics import read_metrics
-
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(4 * PATIENCE), needs_root]
 
 
@@ -24,17 +22,6 @@ def cable():
 def small_disk(tmp_path):
     with machines.small_disk(tmp_path / "disk") as folder:
         yield folder
-
-
-def test_an_actor_in_another_network(processes, tmp_path, cable):
-    run = tmp_path / "run"
-    learner = processes.learner(run, "--bind", HERE, "--insecure")
-    actor = processes.actor("--ip", HERE, prefix=cable.prefix)
-    episodes, steps = actor_totals(actor.ends())
-    output = learner.ends()
-    assert f"--insecure: any machine that reaches {HERE}:{processes.port}" in output
-    assert learner_totals(output) == (40, steps)
-    assert len(read_metrics(run)["episode"]) == episodes > 2
 
 
 def test_a_cut_cable_loses_and_doubles_nothing(tmp_path, environment, cable):

@@ -22,10 +22,7 @@ LONG = {"learner__max_steps": 1_000_000, "learner__warmup_episodes": 1_000, "rob
 
 
 class Cell(WatchedRobot):
-    """A watched robot, and the actor at a terminal."""
-
     def act(self, processes, run: Path, *more: str) -> None:
-        """Start a learner of the run folder `run`, and its actor."""
         processes.learner(run, *self.flags(), **LONG)
         self.desk = processes.start(
             *processes.flags(**LONG), "--actor", "--spool_path", str(run.parent / "spool"), *self.flags(),
@@ -43,7 +40,6 @@ class Cell(WatchedRobot):
             time.sleep(0.02)
 
     def stands(self, seconds: float) -> bool:
-        """Whether no joint's set point changes for so long."""
         return self.moved(seconds) < 1e-3
 
 
@@ -100,7 +96,6 @@ def _press(page: Viewer, key: str) -> None:
 
 
 def _session(cell: Cell) -> None:
-    """All keys, in the order in which an operator may press them."""
     cell.shows("STOPPED")
     cell.press(b"c\r")
     cell.becomes("HELD")

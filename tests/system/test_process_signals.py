@@ -27,7 +27,6 @@ HANGUP = 128 + signal.SIGHUP
 
 
 def closed_robot(lab: Lab, process: Process) -> bool:
-    """Whether a process has closed its robot."""
     file = lab.log.parent / (lab.log.name + CLOSED)
     return file.exists() and str(process.pid) in file.read_text().split()
 

@@ -21,7 +21,6 @@ from serl_chunk.robots.arms import aloha_arms
 from serl_chunk.runs.episodes import RunSource
 from serl_chunk.types import HUMAN_DIMS, Source, StepBlock
 
-STALE = 62  # reports that are in the queue already, which holds 63
 HOLDS = 1.0  # s that an arm stays the human's
 QUICK = 0.2  # s: a pause within an intervention
 
@@ -37,7 +36,6 @@ def cell(tmp_path_factory) -> Iterator[MouseCell]:
 
 @pytest.fixture
 def episode(cell: MouseCell) -> MouseCell:
-    """The cell in a new episode, whose device counts already."""
     cell.hand("rest")
     cell.next_episode()
     cell.watch(1.0)
@@ -45,7 +43,6 @@ def episode(cell: MouseCell) -> MouseCell:
 
 
 def push(cell: MouseCell, seconds: float, y: int = -FULL) -> float:
-    """Deflect the mouse, by default away from the user; returns the time."""
     at = cell.hand("push", y=y)["at"]
     cell.watch(seconds)
     return at
@@ -57,7 +54,6 @@ def rest(cell: MouseCell, seconds: float) -> None:
 
 
 def ended(cell: MouseCell) -> StepBlock:
-    """End the episode; returns its steps from the journal."""
     before = set(RunSource(cell.run).keys())
     cell.next_episode()
     wait(lambda: set(RunSource(cell.run).keys()) > before, 20)
@@ -157,13 +153,3 @@ def test_an_arm_whose_mouse_is_unplugged_brakes_and_stays_until_the_episode_ends
     push(episode, 0.5)  # in the next episode it counts again
     episode.hand("rest")
     assert segments(ended(episode))
-
-
-@pytest.mark.slow
-def test_a_full_queue_of_reports_does_not_delay_the_newest_one(episode: MouseCell):
-    push(episode, 0.3)
-    rest(episode, 0.5)
-    at = episode.hand("push", y=FULL, stale=STALE)["at"]
-    episode.watch(0.5)
-    episode.hand("rest")
-    assert episode.answer(at).late < 5, "ticks; one report a look of the device's thread would take 9, one a tick 62"

@@ -28,12 +28,10 @@ def recording(c: Cluster, out: Path, n: int, cwd: Path) -> Process:
 
 
 def received(learner: Process) -> list[str]:
-    """Names of the demonstrations that a learner reports."""
     return re.findall(r"demonstration received: (\S+),", learner.output)
 
 
 def streamed(run: Path) -> Counter[str]:
-    """Episodes of the run's journal that are demonstrations, by name."""
     source = RunSource(run)
     entries = [source.about(key) for key in source.keys()]
     return Counter(e.end.episode_id for e in entries if e.demonstration)

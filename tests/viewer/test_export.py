@@ -14,7 +14,7 @@ import viewed
 from coded_episodes import SPEC
 from errors import naming
 from PIL import Image
-from viewed import KINDS, LENGTH
+from viewed import KINDS
 
 from serl_chunk.data.formats import open_episodes
 from serl_chunk.data.formats.hdf5 import write_episode
@@ -29,7 +29,6 @@ AMPLE = 5_000_000
 
 
 def written(source_path: Path, out: Path, numbers=range(4), max_bytes: int = AMPLE) -> tuple[dict, str]:
-    """The data in the page, and the line about it."""
     source = open_episodes(source_path, ReadOptions(labels=False), None, (FORMAT,))
     line = write_page(out, source, list(numbers), max_bytes)
     assert out.stat().st_size <= max_bytes
@@ -52,65 +51,12 @@ def test_the_page_holds_everything_where_it_fits(tmp_path, kind):
     assert "left out" not in line
 
 
-def big(path: Path) -> Path:
-    """Four episodes whose frames of noise take much more than their curves."""
-    path.mkdir()
-    rng = np.random.default_rng(0)
-    for k, episode in enumerate(viewed.episodes()):
-        frames = rng.integers(0, 256, (LENGTH, 120, 160, 3), dtype=np.uint8)
-        rows = episode.steps.sparse["images/a"]._replace(values=frames, index=np.arange(LENGTH, dtype=np.int32))
-        episode.steps.sparse["images/a"] = rows
-        final = {"state": episode.end.final_observation["state"]}
-        whole = episode._replace(end=episode.end._replace(final_observation=final))
-        write_episode(path / f"episode_{k}.hdf5", whole, None)
-    return path
-
-
-def test_frames_are_thinned_evenly_to_the_size_and_the_page_says_so(tmp_path):
-    folder = big(tmp_path / "data")
-    whole, _ = written(folder, tmp_path / "whole.html")
-    size = (tmp_path / "whole.html").stat().st_size
-    page, line = written(folder, tmp_path / "page.html", max_bytes=size // 2)
-    kept = [camera["ticks"] for content in page["episodes"].values() for camera in content["cameras"]]
-    recorded = [camera["ticks"] for content in whole["episodes"].values() for camera in content["cameras"]]
-    n, of = sum(map(len, kept)), sum(map(len, recorded))
-    assert 0 < n < of
-    assert page["info"]["left_out"] in line
-    assert f"{of - n} of {of} frames" in line
-    for ticks in (camera["ticks"] for content in page["episodes"].values() for camera in content["cameras"]):
-        assert len(ticks) > 1
-        assert max(np.diff(ticks)) - min(np.diff(ticks)) <= 3  # of cameras read on every or every third tick
-    assert all("frames" in content["left_out"] for content in page["episodes"].values())
-
-
 def least_bytes(folder: Path, out: Path) -> int:
     """The size that the message of a size that is too little gives."""
     with pytest.raises(ConfigError, match=naming("4 episodes")) as error:
         written(folder, out, max_bytes=10_000)
     assert error.value.parameter == "size_mb"
     return int(1e6 * float(re.findall(r"at least ([\d.]+)", str(error.value))[0]))
-
-
-@pytest.mark.slow
-def test_where_the_curves_do_not_fit_some_episodes_have_their_row_alone(tmp_path):
-    folder = viewed.hdf5_folder(tmp_path / "data")
-    counts: list[int] = []
-    for size in range(30_000, 90_000, 1_000):
-        try:
-            page, line = written(folder, tmp_path / f"{size}.html", max_bytes=size)
-        except ConfigError:  # too little for the list
-            assert not counts
-            continue
-        counts.append(len(page["episodes"]))
-        assert list(page["episodes"]) == ["0", "1", "2", "3"][: counts[-1]]
-        assert len(page["list"]["rows"]) == 4
-        lacking = 4 - counts[-1]
-        assert (
-            (f"{lacking} episode" in line and page["info"]["left_out"] in line) if lacking else "row alone" not in line
-        )
-    assert counts == sorted(counts)
-    assert counts[-1] == 4
-    assert set(counts) & {1, 2, 3}
 
 
 def test_a_size_below_the_list_is_refused_with_one_that_works(tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import functools
-import json
 
 import pytest
 import viewed
@@ -71,23 +70,6 @@ def test_a_file_that_was_recorded_again_is_shown_as_such_and_can_be_labelled_ane
         assert browser.rows()[1]["outcome"] == "success"
 
 
-def test_a_lerobot_set_keeps_labels_by_index_and_a_single_file_in_its_folder(tmp_path):
-    folder = viewed.lerobot_set(tmp_path / "set")
-    with viewing(folder) as browser:
-        browser.rows()
-        for number, label in ((2, "failure"), (0, "discard")):
-            assert browser.label(number, label).status == 200
-    assert set(json.loads((folder / FILE).read_text())["labels"]) == {"episode_000000", "episode_000002"}
-    source = open_episodes(folder, ReadOptions())
-    assert source.keys() == ["episode_000001", "episode_000002", "episode_000003"]
-    assert source.read("episode_000002").end.outcome is Outcome.FAILURE
-    folder = viewed.hdf5_folder(tmp_path / "demos")
-    with viewing(folder / "episode_2.hdf5") as browser:
-        assert len(browser.rows()) == 1
-        assert browser.label(0, "success").status == 200
-    assert set(json.loads((folder / FILE).read_text())["labels"]) == {"episode_2.hdf5"}
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_label_can_be_taken_back(tmp_path, kind):
     folder = KINDS[kind](tmp_path / "data")
@@ -151,8 +133,3 @@ def test_a_body_that_is_no_label_changes_nothing(tmp_path):
         assert browser.request("label/0", body=b'{"label": "failure"}', headers=form).status == 400
         assert browser.rows()[0]["label"] == ""
     assert not (folder / FILE).exists()
-
-
-def test_formats_without_lasting_names_take_no_labels():
-    source = type("Other", (), {"format": "ogbench"})()
-    assert "ogbench" in server.Labelling(type("Listed", (), {"source": source})()).refusal

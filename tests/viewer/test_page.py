@@ -15,10 +15,7 @@ from serl_chunk.runs.episodes import RunSource
 from serl_chunk.types import Outcome
 from serl_chunk.viewer.export import write_page
 
-pytestmark = [
-    pytest.mark.system,
-    pytest.mark.skipif(bool(MISSING), reason=f"needs {' and '.join(MISSING)}"),
-]
+pytestmark = [pytest.mark.system, pytest.mark.skipif(bool(MISSING), reason=f"needs {' and '.join(MISSING)}")]
 
 
 @pytest.fixture(scope="module")

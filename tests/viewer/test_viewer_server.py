@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import socket
-import threading
 
 import numpy as np
 import pytest
 import viewed
-from errors import naming
 from PIL import Image
 from viewed import KINDS, LENGTH, OUTCOMES, viewing
 
 from serl_chunk.data.formats import open_episodes
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.runs.episodes import FORMAT
-from serl_chunk.types import ConfigError
-from serl_chunk.viewer import catalogue
-from serl_chunk.viewer import server as viewer_server
-from serl_chunk.viewer.server import Viewer
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Of every kind; tests that write make their own."""
     where = tmp_path_factory.mktemp("viewed")
     return {kind: write(where / kind) for kind, write in KINDS.items()}
 
@@ -87,30 +79,6 @@ def test_the_list_has_every_episode_and_its_figures(folders, kind):
         assert {row["length"] for row in rows} == {LENGTH}
 
 
-def test_a_list_that_takes_long_is_shown_as_far_as_it_is_and_comes_in_pages(folders, monkeypatch):
-    """Also the episode that is open while the rest is gathered."""
-    gate = threading.Event()
-    make = catalogue.row_of
-
-    def slow(number, *rest):
-        if number == 2:
-            gate.wait(30)
-        return make(number, *rest)
-
-    monkeypatch.setattr(catalogue, "row_of", slow)
-    with viewing(folders["hdf5"]) as browser:
-        while (listed := browser.get("list/0"))["gathered"] < 2:
-            pass
-        assert (len(listed["rows"]), listed["total"]) == (2, 4)
-        assert browser.get("episode/3")["length"] == LENGTH
-        assert browser.label(3, "failure").status == 422  # it is not listed yet
-        gate.set()
-        assert len(browser.rows()) == 4
-        monkeypatch.setattr(viewer_server, "PAGE_ROWS", 3)
-        pages = [[row["number"] for row in browser.get(f"list/{first}")["rows"]] for first in (0, 3, 4)]
-        assert pages == [[0, 1, 2], [3], []]
-
-
 @pytest.mark.parametrize("kind", ["run", "hdf5"])
 def test_an_episode_has_curves_segments_gaps_and_values(folders, kind):
     with viewing(folders[kind]) as browser:
@@ -166,12 +134,3 @@ def test_an_unreadable_episode_does_not_hide_the_others(tmp_path):
         answer = browser.request("episode/1")
         assert answer.status == 422
         assert "episode_1.hdf5" in answer.json["error"]
-
-
-def test_a_port_in_use_is_named(folders):
-    source = open_episodes(folders["hdf5"], ReadOptions(labels=False))
-    with contextlib.closing(Viewer(source)) as first, pytest.raises(ConfigError, match=naming(first.port)) as error:
-        Viewer(source, port=first.port)
-    assert error.value.parameter == "port"
-    with pytest.raises(ConfigError, match=naming(70000)):
-        Viewer(source, port=70000)

@@ -1,4 +1,4 @@
-"""What `serl-chunk doctor` looks at on the robot PC itself: the spool's disk, the devices, a SpaceMouse."""
+"""What an experiment needs of a link, a disk, devices and cameras, next to what there is."""
 
 from __future__ import annotations
 
@@ -7,11 +7,22 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from classifier_sets import save_random
+from ports import free_port
 
 from serl_chunk.cli.doctor import checks
-from serl_chunk.cli.doctor.checks import Check, check_classifier, check_devices, check_spool
+from serl_chunk.cli.doctor.checks import (
+    Bandwidth,
+    Check,
+    check_bandwidth,
+    check_classifier,
+    check_devices,
+    check_snapshots,
+    check_spool,
+    expected,
+)
 from serl_chunk.cli.doctor.doctor import run_checks
 from serl_chunk.cli.keys import LearnerAddress
 from serl_chunk.config.experiment import ExperimentConfig
@@ -19,13 +30,93 @@ from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.outcome import OutcomeConfig
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.outcomes.robot import spec_of
+from serl_chunk.transport.client.link import LearnerLink
 from serl_chunk.transport.storage import journal
-from serl_chunk.transport.storage.spool import largest_episode_bytes
+from serl_chunk.transport.storage.spool import Spool, largest_episode_bytes
+from serl_chunk.types import Begin, End, Outcome, Source, Step
+from serl_chunk_robot.wire.codec import Limits, size_of
+
+HERE = "127.0.0.1"
+
+
+def camera_config(**transport: Any) -> ExperimentConfig:
+    config = load_experiment("fake_aloha")
+    cameras = tuple(c.name for c in spec_of(config).cameras)
+    return dataclasses.replace(
+        config,
+        agent=dataclasses.replace(config.agent, image_keys=cameras),
+        transport=dataclasses.replace(config.transport, **transport),
+    )
+
+
+@pytest.mark.parametrize("images", [False, True])
+def test_the_expected_bandwidth_is_what_an_actor_sends(tmp_path, images):
+    config = camera_config() if images else load_experiment("fake_aloha")
+    spec, every = spec_of(config), config.chunk.executed
+    ticks = round(spec.control_hz)
+    spool = Spool(tmp_path / "spool", Limits(1 << 30, 64))
+    link = LearnerLink(
+        config.transport, host=HERE, port=free_port(), actor_id="a", contract={}, spools=lambda run: spool
+    )
+    out = link._out
+    out.attach("run")
+    try:
+        link.begin(Begin("actor-01234567-000000"))
+        for tick in range(ticks):
+            observation = {"state": np.zeros(spec.state_dim, np.float32)}
+            decision = None
+            if tick % every == 0:
+                decision = {"chunk": np.zeros((config.chunk.horizon, spec.action_dim), np.float32)}
+                decision |= dict.fromkeys(("q", "q_std"), np.zeros((), np.float32))
+                decision |= {"values": np.zeros(config.agent.candidates)}
+                for c in map(spec.camera, config.agent.image_keys):
+                    observation[f"images/{c.name}"] = np.zeros((c.height, c.width, 3), np.uint8)
+            action = np.zeros(spec.action_dim, np.float32)
+            link.step(Step(tick, observation, action, 0.0, Source.POLICY, tick, 1, 0.0, decision))
+            out.pack()
+        link.end(End("actor-01234567-000000", ticks, None, False, True, Outcome.UNKNOWN))
+        sent, seq = 0, 0
+        while (kept := spool.at(seq)) is not None:
+            sent, seq = sent + size_of(kept.frames), kept.item.end
+        assert sent == pytest.approx(expected(config, spec).mean, rel=0.03)
+    finally:
+        link.close()
+    if images:
+        need = expected(config, spec)
+        assert need.images > 0.9
+        assert need.human > 4 * need.mean  # frames on every tick instead of every fifth
+        jpeg = expected(camera_config(jpeg_quality=90), spec)
+        assert 0.05 < jpeg.mean / need.mean < 0.2
+        often = expected(
+            dataclasses.replace(config, actor=dataclasses.replace(config.actor, frames="every_tick")), spec
+        )
+        assert often.mean == often.human == pytest.approx(need.human, rel=0.01)
+
+
+NEED = Bandwidth(mean=10e6, human=40e6, images=0.9, episode_seconds=10.0)
+
+
+@pytest.mark.parametrize(
+    ("measured", "status", "words"),
+    [
+        (50e6, "ok", "records 10.0 MB/s (40.0 MB/s while a human acts); measured 50.0 MB/s"),
+        (20e6, "warning", "is sent between episodes"),
+        (5e6, "warning", "an episode of 10.0 s needs 10.0 s more to arrive"),
+        (2e6, "FAIL", "would mostly wait"),
+    ],
+)
+def test_records_and_snapshots_against_a_link(measured, status, words):
+    check = check_bandwidth(NEED, measured, camera_config())
+    assert (check.status, words in check.said) == (status, True)
+    assert ("jpeg_quality=90" in check.remedy) == (status != "ok")
+    assert "jpeg_quality" not in check_bandwidth(NEED, measured, camera_config(jpeg_quality=80)).remedy
+    assert "jpeg_quality" not in check_bandwidth(NEED._replace(images=0.0), measured, camera_config()).remedy
+    snapshots = [check_snapshots(4, 10 << 20, speed, camera_config()).status for speed in (100e6, 1e6)]
+    assert snapshots == ["ok", "warning"]
 
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ExperimentConfig:
-    """The demo's, in a folder of the test's own."""
     monkeypatch.chdir(tmp_path)
     return load_experiment("fake_aloha")
 

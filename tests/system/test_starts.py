@@ -1,15 +1,27 @@
-"""An actor or evaluation that no learner admits never touches the robot, which may be moving for another one."""
+"""Starts that do not come to a run: no robot is called, and both processes end."""
 
 from __future__ import annotations
 
 import contextlib
+import re
+import signal
 import socket
 
 import pytest
-from processes import LISTENING, PATIENCE
+from processes import LISTENING, PATIENCE, sentence
 
-REALTIME = {"actor__clock": "realtime"}
 pytestmark = pytest.mark.timeout(3 * PATIENCE)
+REALTIME = {"actor__clock": "realtime"}
+WRONG_USAGE, INTERRUPTED = 2, 130
+
+
+def test_both_processes_end_where_the_demonstrations_are_missing(processes, tmp_path):
+    processes.demos = tmp_path / "empty"
+    processes.demos.mkdir()
+    output = processes.both(tmp_path / "run").ends(WRONG_USAGE)
+    assert re.search(rf"learner \| serl-chunk: .*{processes.demos}.*has no \*\.hdf5 file", output)
+    assert "the learner ended with status 2: stopping the other process" in output
+    assert "Traceback" not in output
 
 
 @contextlib.contextmanager
@@ -27,15 +39,17 @@ def robot_server():
         yield f"--config.robot.server=127.0.0.1:{listener.getsockname()[1]}", called
 
 
-def test_without_a_learner_no_robot_is_called(processes):
+def test_without_a_learner_no_robot_is_called_and_a_waiting_actor_can_be_interrupted(processes):
     with robot_server() as (flag, called):
         actor = processes.actor(flag, **REALTIME)
-        actor.says("no learner answers")
+        actor.says(f"no learner answers at 127.0.0.1:{processes.port}; waiting")
         evaluation = processes.actor(
             flag, "--eval_checkpoint_step", "latest", "--eval_n_trajs", "1", "--ip", "127.0.0.1"
         )
         evaluation.says("no learner answers")
         assert not called()
+    actor.signal(signal.SIGTERM)
+    assert sentence(actor.ends(INTERRUPTED)) == "serl-chunk: interrupted"
 
 
 def test_a_second_actor_of_one_name_calls_no_robot(processes, tmp_path):
