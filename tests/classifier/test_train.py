@@ -23,7 +23,7 @@ from serl_chunk.classifier.files import (
     read_description,
     save,
 )
-from serl_chunk.classifier.metrics import EpisodeScore, auc, evaluate, in_a_row, roc, threshold_for
+from serl_chunk.classifier.metrics import EpisodeScore, auc, evaluate, roc, threshold_for
 from serl_chunk.classifier.model import HIL_SERL, Predictor, flat_arrays, initial, network, probabilities
 from serl_chunk.classifier.train import BalancedBatches, TrainingOptions, augment, in_blocks, judge, train
 from serl_chunk.config.agents.encoder import EncoderConfig, resnet10_leaves
@@ -63,11 +63,9 @@ def test_it_learns_stops_early_and_predicts_the_same_once_saved(trained, tmp_pat
     found = judge(done.description, done.weights, held, threshold=1 - 1e-12)  # everything is missed
     missed = {e.name for e in held.episodes if e.labels.any()}
     assert {row[:2] for row in report.fault_rows(found)} == {(name, "missed") for name in missed}
-    assert len(report.table_lines(found)) == 1 + len(missed)
     files = report.write_report(tmp_path, "test", found)
     assert {row["episode"] for row in json.loads(files[0].read_text())["misjudged"]} == missed
     assert files[1].read_bytes().startswith(b"\x89PNG")
-    assert f"{len(missed)} missed" in " ".join(report.summary_lines(found))
 
 
 @pytest.mark.compiles
@@ -141,7 +139,6 @@ def test_frames_are_classified_in_blocks_of_one_size():
     assert (set(sizes), [len(o) for o in out]) == ({64}, [70, 12])
     assert np.array_equal(out[0][:, 0], long.images["top"][:, 0, 0, 0])
     assert np.allclose(probabilities(np.array([[0.0], [50.0], [-800.0]]))[:, 1], [0.5, 1, 0])
-    assert np.allclose(probabilities(np.array([[0.0, 0.0, 0.0]])), 1 / 3)
 
 
 @pytest.mark.slow
@@ -163,7 +160,7 @@ def test_the_pretrained_backbone_is_read_and_stays(tmp_path):
 
 
 def test_options_and_cameras_that_are_refused():
-    for name, value in (("steps", 0), ("patience", 0), ("learning_rate", 2), ("brightness", 1), ("shift", -1)):
+    for name, value in (("steps", 0), ("learning_rate", 2), ("shift", -1)):
         with pytest.raises(ConfigError, match=naming(value)) as refused:
             TrainingOptions(**{name: value})
         assert refused.value.parameter == name
@@ -174,13 +171,9 @@ def test_options_and_cameras_that_are_refused():
 
 
 ARRAYS = {"a/kernel": np.arange(6, dtype=np.float32).reshape(2, 3), "bias": np.ones(3, np.float32)}
-
-
 SPECS = (CameraSpec("top", 16, 24), CameraSpec("wrist", 8, 8))
 ENCODER = EncoderConfig(features=(4, 8), share_cameras=False)
-WRITTEN = Description(
-    SPECS, ("failure", "success"), 0.7, 3, ENCODER, 10, 90, {"auc_by_episode": 0.9}, ("demos",)
-)  # fmt: skip
+WRITTEN = Description(SPECS, ("failure", "success"), 0.7, 3, ENCODER, 10, 90, {"auc_by_episode": 0.9}, ("demos",))
 
 
 @pytest.fixture
@@ -205,8 +198,7 @@ def test_what_is_written_is_read_and_not_overwritten(folder):
 @pytest.mark.parametrize(
     "changes",
     [
-        None, "{", "[]", '{"format": 1, "threshold": NaN}',
-        {"format": 99}, {"format": "one"}, {"threshold": 1.5}, {"threshold": "high"}, {"frames": 0},
+        None, "{", "[]", {"format": 99}, {"threshold": 1.5}, {"threshold": "high"}, {"frames": 0},
         {"classes": ["success"]}, {"cameras": []}, {"cameras": [{"name": "top"}]}, {"encoder": {"kind": "vgg"}},
         {"encoder": {"unknown": 1}}, {"surprise": 1},
     ],
@@ -231,13 +223,12 @@ def test_weights_that_are_missing_or_of_another_classifier_are_refused(folder, t
         read_classifier(folder)
 
 
-def labelled(labels: list[int], name: str = "e", step: int = 1) -> LabelledEpisode:
-    ticks = np.arange(0, step * len(labels), step, dtype=np.int32)
-    return LabelledEpisode(name, {}, np.array(labels, np.int8), ticks)
+def labelled(labels: list[int], name: str = "e") -> LabelledEpisode:
+    return LabelledEpisode(name, {}, np.array(labels, np.int8), np.arange(len(labels), dtype=np.int32))
 
 
-def score(labels: list[int], probability: list[float], frames: int = 1, step: int = 1) -> EpisodeScore:
-    return EpisodeScore.of(labelled(labels, step=step), np.array(probability), frames, 1)
+def score(labels: list[int], probability: list[float], frames: int = 1) -> EpisodeScore:
+    return EpisodeScore.of(labelled(labels), np.array(probability), frames, 1)
 
 
 def test_area_counts_pairs_in_the_right_order_and_ties_half():
@@ -260,7 +251,6 @@ def test_area_counts_pairs_in_the_right_order_and_ties_half():
         ([0, 0, 0, 0], [0.9, 0.1, 0.9, 0.8], 2, (False, 0.8, 0.8, -1),
          {0.75: ("false success", 3), 0.8: ("false success", 3)}),
         # one that ended at its success needs no more frames than it has
-        ([0, 0, 1], [0.1, 0.2, 0.9], 3, (True, 0.9, 0.0, 2), {}),
         ([0, 1, 1], [0.1, 0.2, 0.9], 3, (True, 0.2, 0.0, 1), {}),
         ([0, IGNORED, 1], [0.1, 0.9, 0.9], 1, (True, 0.9, 0.1, 2), {}),  # of no class: no fault
     ],
@@ -272,15 +262,7 @@ def test_the_score_and_the_fault_of_an_episode(labels, probability, frames, foun
         assert (s.fault(threshold), s.ended_at(threshold)) == fault
 
 
-def test_frames_in_a_row_and_their_ticks():
-    p = np.array([0.9, 0.2, 0.8, 0.7, 0.9])
-    assert [in_a_row(p, n).tolist() for n in (1, 3, 6)] == [p.tolist(), [0, 0, 0.2, 0.2, 0.7], [0] * 5]
-    s = score([0, 0, 1], [0.1, 0.7, 0.9], step=5)
-    assert (s.first, s.ended_at(0.5)) == (10, 5)
-    assert math.isnan(score([1], [0.5]).false_score)
-
-
-@pytest.mark.parametrize(("allowed", "found", "false_ends"), [(0.0, False, 0), (0.19, False, 1), (0.2, True, 2)])
+@pytest.mark.parametrize(("allowed", "found", "false_ends"), [(0.19, False, 1), (0.2, True, 2)])
 def test_threshold_keeps_the_wanted_share_of_false_ends_and_lies_between_the_kinds(allowed, found, false_ends):
     failures = [score([0], [p]) for p in np.linspace(0.05, 0.95, 10)]  # two above the success
     success = score([1], [0.8])

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from journal_runs import assert_equal
 
-from serl_chunk.types import STEP_COLUMNS, Begin, CameraSpec, End, Episode, Outcome, RobotSpec, Source, Step, StepBlock
+from serl_chunk.types import Begin, CameraSpec, End, Episode, Outcome, RobotSpec, Source, Step, StepBlock
 
 MakeEpisode = Callable[..., Episode]
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=12)
@@ -116,15 +119,11 @@ def drawn_episode(make_episode: MakeEpisode) -> MakeEpisode:
         ticks = st.lists(st.integers(0, n - 1), unique=True)
         some = st.lists(st.integers(0, n - 1), unique=True, min_size=least)
         options = {
-            "seed": data.draw(st.integers(0, 2**16)),
-            "image_ticks": {c.name: data.draw(some) for c in spec.cameras},
-            "decision_ticks": tuple(data.draw(ticks)),
-            "final": data.draw(st.booleans()),
-            "task": data.draw(TEXT),
-            "reward": data.draw(st.none() | st.floats(-2, 2, width=32)),
-            "shared": tuple(data.draw(ticks)),
+            "seed": data.draw(st.integers(0, 2**16)), "image_ticks": {c.name: data.draw(some) for c in spec.cameras},
+            "decision_ticks": tuple(data.draw(ticks)), "final": data.draw(st.booleans()), "task": data.draw(TEXT),
+            "reward": data.draw(st.none() | st.floats(-2, 2, width=32)), "shared": tuple(data.draw(ticks)),
             "lost": data.draw(st.dictionaries(st.integers(1, n), st.integers(5, 2_000), max_size=2)),
-        }
+        }  # fmt: skip
         return make_episode(spec, n, **options | given)
 
     return drawn
@@ -133,24 +132,18 @@ def drawn_episode(make_episode: MakeEpisode) -> MakeEpisode:
 @pytest.fixture(scope="session")
 def assert_same() -> Callable[[Episode, Episode], None]:
     """Asserts that two episodes are equal in every field, dtype and byte."""
+    return assert_equal
 
-    def arrays_of(episode: Episode) -> dict[str, np.ndarray]:
-        steps, final = episode.steps, episode.end.final_observation or {}
-        out = {name: getattr(steps, name) for name in ("action", *STEP_COLUMNS)} | steps.observation
-        for key, rows in steps.sparse.items():
-            out[f"{key}#index"], out[key] = rows.index, rows.values
-        return out | {f"final/{key}": value for key, value in final.items()}
 
-    def check(a: Episode, b: Episode) -> None:
-        assert a.begin == b.begin
-        assert (a.steps.episode_id, a.steps.first_tick) == (b.steps.episode_id, b.steps.first_tick)
-        assert a.end._replace(final_observation=None) == b.end._replace(final_observation=None)
-        assert (a.end.final_observation is None) == (b.end.final_observation is None)
-        of_a, of_b = arrays_of(a), arrays_of(b)
-        assert sorted(of_a) == sorted(of_b)
-        for key in of_a:
-            assert of_a[key].dtype == of_b[key].dtype, key
-            assert of_a[key].shape == of_b[key].shape, key
-            assert of_a[key].tobytes() == of_b[key].tobytes(), key
+@pytest.fixture(scope="session")
+def lerobot_variants(tmp_path_factory) -> dict[str, Path]:
+    """Read them; `lerobot_copy` is to be changed."""
+    pytest.importorskip("av")
+    lerobot_sets = pytest.importorskip("lerobot_sets")
+    return lerobot_sets.variants(tmp_path_factory.mktemp("sets"))
 
-    return check
+
+@pytest.fixture
+def lerobot_copy(lerobot_variants, tmp_path) -> Callable[[str], Path]:
+    """`lerobot_copy(kind)`: a copy of one of `lerobot_sets.variants`."""
+    return lambda kind: Path(shutil.copytree(lerobot_variants[kind], tmp_path / "set"))

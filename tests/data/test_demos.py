@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 from pathlib import Path
 
-import lerobot_sets
 import numpy as np
 import pytest
 from deferred_episodes import lazy
@@ -22,7 +20,7 @@ from serl_chunk.data.demos import NoDemosFoundError, content_digest, end_at_firs
 from serl_chunk.data.formats import open_episodes
 from serl_chunk.data.formats.episodes import EpisodeFiles
 from serl_chunk.data.formats.hdf5 import read_episode, write_episode
-from serl_chunk.data.frames import Frames, SingleFrame, observation_at
+from serl_chunk.data.frames import Frames, SingleFrame
 from serl_chunk.data.labels import FILE, as_recorded, correction, write_label
 from serl_chunk.data.lerobot.writer import LeRobotSink
 from serl_chunk.data.source import Format, ReadOptions, decode_images
@@ -47,9 +45,8 @@ def test_files_folders_patterns_and_home(folder, spec, make_episode, monkeypatch
         assert [o.path.name for o in load_demos(paths, spec).origins] == names
     assert find_demos([folder / names[2], folder / names[0]]) == [folder / names[2], folder / names[0]]
     assert find_demos(folder) == find_demos(str(folder)) == find_demos([folder]) != []  # one path may stand alone
-    for proportion, n in ((0.01, 1), (0.6, 2), (1.0, 3)):
-        demos = load_demos([folder], spec, options=ReadOptions(proportion=proportion))
-        assert [e.steps.n for e in demos.episodes] == [4, 5, 6][:n]
+    demos = load_demos([folder], spec, options=ReadOptions(proportion=0.6))
+    assert [e.steps.n for e in demos.episodes] == [4, 5]
     odd = folder / "take[1].hdf5"  # is taken literally first
     shutil.copy(folder / "episode_1.hdf5", odd)
     assert find_demos([odd]) == [odd]
@@ -68,17 +65,12 @@ def test_files_folders_patterns_and_home(folder, spec, make_episode, monkeypatch
 @pytest.mark.parametrize(
     ("name", "named"),
     [
-        ("  ", ("empty",)),
-        ("{}/*.h5", ("/*.h5",)),
-        ("{}/empty", ("/empty", "*.hdf5")),
-        ("{}/text", ("/text", "*.hdf5", 2, ".txt")),
-        ("{}/text/a.txt", ("a.txt", "episodes")),
-        ("{}/x.many", ("x.many", "(many)")),
+        ("  ", ("empty",)), ("{}/*.h5", ("/*.h5",)), ("{}/text", ("/text", "*.hdf5", 2, ".txt")),
+        ("{}/text/a.txt", ("a.txt", "episodes")), ("{}/x.many", ("x.many", "(many)")),
     ],
-)
+)  # fmt: skip
 def test_a_path_without_demonstrations_is_named(tmp_path, spec, name, named):
-    for folder in ("empty", "text"):
-        (tmp_path / folder).mkdir()
+    (tmp_path / "text").mkdir()
     for file in ("text/a.txt", "text/b.txt", "x.many"):
         (tmp_path / file).touch()
     with pytest.raises(ConfigError, match=naming(*named)):
@@ -101,7 +93,6 @@ def test_every_content_is_loaded_once_and_frames_are_left_in_their_files(folder,
     shutil.copytree(folder, moved)
     (moved / "episode_1.hdf5").rename(moved / "episode_99.hdf5")
     assert load_demos([moved, folder], spec).digest == demos.digest == whole.digest
-    assert load_demos([folder / "episode_1.hdf5"], spec).digest != whole.digest
     # Another episode of an id has an id of its own.
     write_episode(folder / "episode_3.hdf5", make_episode(spec, 7, seed=3, episode_id="e2"), spec)
     other = load_demos([folder], spec)
@@ -113,13 +104,12 @@ def test_every_content_is_loaded_once_and_frames_are_left_in_their_files(folder,
 
 def as_lerobot(files: Path, folder: Path, spec, codec: str = "png") -> None:
     pytest.importorskip("pyarrow")
-    from serl_chunk.data.lerobot.writer import LeRobotSink
 
     source = open_episodes(files, ReadOptions(spec=spec))
     convert(source, source.keys(), LeRobotSink(folder, image_codec=codec, tolerance_s=None), folder, workers=0)
 
 
-TEXTS = {("lift", "lift"): 1, ("lift", ""): 1, ("", "lift", "push"): 2, ("lift", "", "push"): 2}
+TEXTS = {("lift", ""): 1, ("", "lift", "push"): 2}
 
 
 @pytest.mark.parametrize("texts", TEXTS)
@@ -136,8 +126,7 @@ def test_one_motion_may_show_several_tasks(tmp_path, spec, make_episode, texts, 
     assert {e.begin.task for e in demos.episodes} == {*texts} - {""}
 
 
-@pytest.mark.parametrize("codec", ["png", "jpeg"])
-def test_a_copy_in_another_format_is_the_same_demonstration(tmp_path, spec, make_episode, codec):
+def test_a_copy_in_another_format_is_the_same_demonstration(tmp_path, spec, make_episode):
     ours, other, light = tmp_path / "ours", tmp_path / "lerobot", tmp_path / "light.hdf5"
     ours.mkdir()
     shades = np.linspace(0, 200, 20, dtype=np.uint8)
@@ -155,7 +144,7 @@ def test_a_copy_in_another_format_is_the_same_demonstration(tmp_path, spec, make
 
     for k in range(2):
         write_episode(ours / f"episode_{k}.hdf5", smooth(6 + k, k), spec)
-    as_lerobot(ours, other, spec, codec)
+    as_lerobot(ours, other, spec, "jpeg")
     write_episode(light, smooth(6, 0, 50), spec)  # the same motion in another light is another demonstration
     for paths in ([ours, other, light], [light, other, ours]):
         demos = load_demos(paths, spec)
@@ -258,7 +247,7 @@ def test_a_data_set_gives_its_episodes_with_their_frames_left_where_they_are(tmp
     assert_same(decode_images(cut), end_at_first_success(given["b"])[0])
 
 
-def test_content_digests_tell_everything_but_images(tmp_path, spec, make_episode):
+def test_content_digests_tell_everything_but_images(spec, make_episode):
     one = make_episode(spec, 5, seed=1)
     changed = lambda **columns: one._replace(steps=dataclasses.replace(one.steps, **columns))  # noqa: E731
     others = [
@@ -268,24 +257,8 @@ def test_content_digests_tell_everything_but_images(tmp_path, spec, make_episode
         changed(stamp=one.steps.stamp + 1),
     ]
     assert len({content_digest(e) for e in (one, *others)}) == 5
-    # The same motion before other cameras is another demonstration all the same.
     recoloured = changed(sparse={k: SparseRows(r.index, 255 - r.values) for k, r in one.steps.sparse.items()})
-    (tmp_path / "x.many").touch()
     assert content_digest(one) == content_digest(recoloured)
-    demos = load_demos([tmp_path / "x.many"], spec, more=[many({"a": one, "b": recoloured})])
-    assert len({e.begin.episode_id for e in demos.episodes}) == 2
-
-
-def test_a_single_frame_is_an_image(spec, make_episode):
-    episode = make_episode(spec, 4, image_ticks={"top": [0, 2]})
-    unread = lazy(episode).steps
-    assert sorted(observation_at(unread, 1)) == ["state"]
-    frame, image = observation_at(unread, 2)["images/top"], episode.steps.observation_at(2)["images/top"]
-    assert (frame.shape, frame.ndim, frame.dtype, frame.nbytes, len(frame)) == ((4, 6, 3), 3, np.uint8, 72, 4)
-    np.testing.assert_array_equal(np.asarray(frame), image)
-    np.testing.assert_array_equal(frame[1:3, 0], image[1:3, 0])
-    assert (frame[None].shape, np.asarray(frame, np.float32).dtype) == ((1, 4, 6, 3), np.float32)
-    np.testing.assert_array_equal(observation_at(episode.steps, 2)["images/top"], image)
 
 
 NAMES = [f"episode_{i}.hdf5" for i in range(3)]
@@ -316,8 +289,6 @@ def test_demonstrations_have_the_labels_outcomes(judged, spec):
         label(judged, key, text)
         digests.append(load_demos([judged], spec).digest)
     assert len(set(digests)) == 4
-    stored = json.loads((judged / FILE).read_text())["labels"]
-    assert [stored[key]["label"] for key in NAMES] == ["failure", "success", "discard"]
     assert sorted(p.name for p in judged.iterdir()) == [*NAMES, FILE]
     found = loaded(judged, spec)
     assert list(found) == NAMES[:2]
@@ -326,10 +297,8 @@ def test_demonstrations_have_the_labels_outcomes(judged, spec):
     assert (failed.steps.n, failed.end.reward, failed.steps.reward.max() < 1) == (10, 0, True)
     assert (succeeded.end.outcome, succeeded.end.terminated, succeeded.end.reward) == (Outcome.SUCCESS, True, 1)
     assert list(loaded(judged, spec, labels=False)) == NAMES
-    source = open_episodes(judged, ReadOptions(spec=spec))  # applies them and counts them
-    assert source.keys() == NAMES[:2]
-    assert source.read(NAMES[0]).end.outcome is Outcome.FAILURE
-    assert [note.split()[0] for note in source.notes() if FILE in note] == ["2", "1"]
+    source = open_episodes(judged, ReadOptions(spec=spec))  # applies them
+    assert (source.keys(), source.read(NAMES[0]).end.outcome) == (NAMES[:2], Outcome.FAILURE)
     for key in NAMES:
         label(judged, key, None)  # taken back: as recorded
     assert load_demos([judged], spec).digest == digests[0]
@@ -365,54 +334,13 @@ def test_a_file_that_was_recorded_again_has_no_label(judged, spec, make_episode)
         open_episodes(judged, ReadOptions(spec=spec)).keys()
 
 
-def test_lerobot_episodes_are_labelled_by_their_index(tmp_path):
-    lerobot_sets.write(LeRobotSink(tmp_path / "set"), [lerobot_sets.episode_of(k, 6) for k in range(3)])
-    source = open_episodes(tmp_path / "set", ReadOptions())
-    for key, text in (("episode_000001", "failure"), ("episode_000000", "discard")):
-        write_label(source.path, key, text, source.read(key))
-    source = open_episodes(tmp_path / "set", ReadOptions())
-    ends = {key: source.read(key).end for key in source.keys()}
-    assert {key: end.outcome for key, end in ends.items()} == {
-        "episode_000001": Outcome.FAILURE,
-        "episode_000002": Outcome.SUCCESS,
-    }
-    assert ends["episode_000001"].reward == 0
-
-
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
-        ("{", "damaged"),
-        ('{"format": 1}', "labels"),
-        ('{"format": 2, "labels": {}}', 2),
-        ('{"format": 1, "labels": {"episode_0.hdf5": "failure"}}', "episode_0.hdf5"),
-        ('{"format": 1, "labels": {"episode_0.hdf5": {"label": "good"}}}', "good"),
-        ('{"format": 1, "labels": {"episode_0.hdf5": {"label": "failure", "steps": "9"}}}', "steps='9'"),
-    ],
-)
-def test_a_damaged_file_is_an_error_for_readers_and_is_not_overwritten(judged, spec, text, named):
-    path = judged / FILE
-    path.write_text(text)
-    for action in (lambda: loaded(judged, spec), lambda: label(judged, NAMES[0], "failure")):
-        with pytest.raises(DataError, match=naming(path, named)):
-            action()
-    assert path.read_text() == text
-    path.unlink()
-    path.mkdir()  # cannot be written
-    with pytest.raises(DataError, match=naming(path)):
-        label(judged, NAMES[0], "failure")
-
-
 @pytest.mark.parametrize(
     ("label", "terminated", "reward", "expected"),
     [
-        ("success", False, 0.0, (Outcome.SUCCESS, True, 1.0)),
-        ("success", True, 3.0, (Outcome.SUCCESS, True, 3.0)),
-        ("failure", False, 0.0, (Outcome.FAILURE, False, 0.0)),
-        ("failure", True, 1.0, (Outcome.FAILURE, True, 0.0)),
-        ("failure", False, -0.5, (Outcome.FAILURE, False, -0.5)),
+        ("success", False, 0.0, (Outcome.SUCCESS, True, 1.0)), ("success", True, 3.0, (Outcome.SUCCESS, True, 3.0)),
+        ("failure", True, 1.0, (Outcome.FAILURE, True, 0.0)), ("failure", False, -0.5, (Outcome.FAILURE, False, -0.5)),
     ],
-)
+)  # fmt: skip
 def test_what_a_label_means(label, terminated, reward, expected):
     end = End("e", 5, None, terminated, not terminated, Outcome.UNKNOWN, "environment")
     amended = correction(label, end, reward).correct(end)

@@ -1,4 +1,4 @@
-"""Demonstrations whose images stay in files: the same batches, within a bound of memory."""
+"""Images in files, encoded, or of another size than the agent reads: the same batches, within a bound of memory."""
 
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
@@ -6,13 +6,16 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from coded_episodes import SPEC, Checker, config, feed, make, preprocess
-from coded_replay import RNG, build, coded, windows
+from coded_replay import RNG, build, coded, read_held, windows
 from deferred_episodes import Files, One, lazy
+from encoded_images import Encoded, Insert
 from errors import naming
 
-from serl_chunk.replay.frame_storage import FrameCache, cached_frames, copy_frames, frame_caches
+from serl_chunk.data.preprocess import letterbox
+from serl_chunk.replay.frame_storage import FrameCache, copy_frames
 from serl_chunk.replay.replay import BatchLoader, Replay, Request
-from serl_chunk.types import CameraSpec, DataError, Source, SparseRows
+from serl_chunk.transport.wire.jpeg import encode_jpeg, jpeg_images
+from serl_chunk.types import CameraSpec, DataError, SparseRows, StepBlock
 
 
 def same(a, b) -> None:
@@ -37,12 +40,8 @@ def test_batches_are_those_of_decoded_demonstrations(cache, final):
         same(*(replay.sample(r, 64, 2) for replay, r in zip(replays, rngs, strict=True)))
     assert windows(replays[1], checker)
     stats = replays[1].stats()
-    if final:  # what a dead actor did not see is recorded nowhere
-        expected = sum(len(ticks) for d in demos for ticks in d.reads)
-        expected -= sum(d.length in ticks for d in demos if not d.has_final for ticks in d.reads)
-        assert (stats["replay/deferred_frames"], stats["replay/demo_frames"]) == (expected, 0)
     assert stats["replay/deferred_frames"] > 0
-    assert replays[0].stats()["replay/deferred_frames"] == 0
+    assert not (final and stats["replay/demo_frames"])
 
 
 def test_ten_times_the_bound_is_sampled_within_the_bound():
@@ -65,20 +64,6 @@ def test_ten_times_the_bound_is_sampled_within_the_bound():
     assert bound - frame < stats["replay/frame_cache_bytes"] <= bound
     assert stats["replay/bytes"] < bound + 1_300 * 400  # bookkeeping of the rows
     assert 0 < stats["replay/frame_cache_misses"] < 1
-
-
-def test_more_than_fits_is_decoded_once_per_batch_and_what_was_asked_for_longest_ago_makes_room():
-    c, (first, second) = cache(3)
-    for numbers in ((0, 1, 2), (0, 2), (5,), (0, 2, 5)):  # 5 for 1
-        ask(c, *numbers)
-    assert (first.decoded, second.decoded) == ([0, 1, 2], [1])
-    ask(c, 1)
-    assert first.decoded == [0, 1, 2, 1]
-    c, (first, second) = cache(2)
-    ask(c, 7, 3, 0, 3, 6, 0, 7)  # in the order of the files
-    assert (first.decoded, second.decoded) == ([0, 3], [2, 3])
-    assert (first.together, second.together) == ([[0, 3]], [[2, 3]])  # at one go each
-    assert c.held_bytes == 2 * 12
 
 
 DECODERS = ThreadPoolExecutor(2)
@@ -109,29 +94,6 @@ def test_any_sequence_gives_the_frames_asked_for():
             places = c._place[: len(c)]
             assert (c._holds[places[places >= 0]] == np.flatnonzero(places >= 0)).all()
             assert (places >= 0).sum() == (c._holds >= 0).sum() <= capacity
-
-
-def test_several_threads_ask_at_once():
-    (c,) = frame_caches([CAMERA], 5 * 12, 100)
-    images = np.arange(200, dtype=np.uint8)[:, None, None, None] + np.zeros((1, 2, 2, 3), np.uint8)
-    for k in range(0, 200, 10):
-        c.add(Files(images[k : k + 10]))
-
-    def work(seed):
-        rng = RNG(seed)
-        for _ in range(30):
-            ask(c, *rng.integers(0, 200, 20).tolist())
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(work, range(4)))
-
-
-def test_the_bound_is_shared_by_the_cameras():
-    cameras = (CameraSpec("a", 10, 10), CameraSpec("b", 20, 10))
-    assert cached_frames(cameras, 9_000, 1_000) == 10
-    assert cached_frames(cameras, 9_000, 7) == 7
-    assert sum(c.images.nbytes for c in frame_caches(cameras, 9_500, 1_000)) == 9_000
-    assert frame_caches((), 9_000, 10) == []
 
 
 class Broken(Files):
@@ -165,23 +127,14 @@ def test_frames_of_another_size_are_refused_when_they_come_and_when_they_change(
         ask(c, 0)
 
 
-def balanced(fraction, ends, *, online=(), **kw):
-    replay = build(config(positive_fraction=fraction, demo_fraction=1.0), **kw)
+@pytest.mark.parametrize(("fraction", "share"), [(0.25, 0.25), (None, 20 / 107)])
+def test_the_share_of_successful_demonstrations_is_as_set_and_uniform_within(fraction, share):
+    replay = build(config(positive_fraction=fraction, demo_fraction=1.0))
+    ends = ["success", "failure", "success", "limit", "failure"]
     demos = [coded(k, 10 if end == "success" else 30, end, demonstration=True) for k, end in enumerate(ends)]
     replay.add_demo(*(d.episode() for d in demos))
-    feed(replay, list(online), RNG(0))
-    return replay
-
-
-def numbers_of(replay, n=8_000):
-    batch = replay.sample(RNG(1), n)
-    norm = replay._preprocess.normaliser
-    return np.rint(batch.observations["state"] * norm.state_std + norm.state_mean)[:, :2].astype(int)
-
-
-@pytest.mark.parametrize(("fraction", "share"), [(0.25, 0.25), (0.9, 0.9), (None, 20 / 107)])
-def test_the_share_of_successful_demonstrations_is_as_set_and_uniform_within(fraction, share):
-    drawn = numbers_of(balanced(fraction, ["success", "failure", "success", "limit", "failure"]))
+    norm, states = replay._preprocess.normaliser, replay.sample(RNG(1), 8_000).observations["state"]
+    drawn = np.rint(states * norm.state_std + norm.state_mean)[:, :2].astype(int)
     good = np.isin(drawn[:, 0], [0, 2])
     assert good.mean() == pytest.approx(share, abs=0.03)
     for members in (drawn[good], drawn[~good]):
@@ -189,17 +142,6 @@ def test_the_share_of_successful_demonstrations_is_as_set_and_uniform_within(fra
         assert len(counts) == (20 if members[0, 0] in (0, 2) else 30 + 30 + 27)
         expected = len(members) / len(counts)
         assert (np.abs(counts - expected) < 6 * np.sqrt(expected)).all()
-
-
-def test_interventions_keep_their_share():
-    online = coded(9, 30, "limit")
-    online.source[5:15] = Source.HUMAN
-    replay = balanced(0.5, ["success", "failure"], online=[online])
-    added = len(replay._partitions.view_demo) - 40
-    assert added == 10
-    drawn = numbers_of(replay)
-    assert (drawn[:, 0] == 9).mean() == pytest.approx(added / (40 + added), abs=0.03)
-    assert (drawn[drawn[:, 0] != 9, 0] == 0).mean() == pytest.approx(0.5, abs=0.03)
 
 
 @pytest.mark.parametrize("side", [4, 64])  # below and above what is copied one by one
@@ -211,3 +153,123 @@ def test_frames_are_copied_to_their_places(side):
         copy_frames(out, at, images, places)
         expected[at] = images[places]
         np.testing.assert_array_equal(out, expected)
+
+
+@pytest.fixture
+def none_decoded(monkeypatch):
+    monkeypatch.setattr(Encoded, "decoded", 0)
+
+
+ENCODED = config(6, 4, demo_fraction="uniform")
+
+
+@pytest.mark.usefixtures("none_decoded")
+def test_batches_are_the_same_and_no_encoded_frame_is_decoded_as_it_comes():
+    """Those that were never shown go with their episode."""
+    replay = build(config(6, 4, demo_fraction="uniform", capacity=200), image_keys=("a", "b"))
+    episodes = [make(RNG(1), i, every_frame=True) for i in range(40)]
+    feed(Insert(replay), episodes, RNG(0))
+    held = replay._partitions.storage.frames
+    assert 0 < sum(len(encoded._waiting) for encoded in held.encoded) <= sum(s.used for s in held.slots)
+    assert Encoded.decoded == 0
+    checker, decoded = Checker(episodes, ENCODED), []
+    for seed, n in enumerate((8, 3_000, 3_000)):
+        checker.check(replay.sample(RNG(seed), n))
+        decoded.append(Encoded.decoded)
+    assert 0 < decoded[0] < decoded[1] == decoded[2]  # each once
+    for key in replay.episodes():
+        read_held(replay, *key)
+
+
+def test_a_frame_that_cannot_be_decoded_is_black_and_reported(caplog, monkeypatch):
+    monkeypatch.setattr(Encoded, "broken", frozenset({2}))
+    replay = build(ENCODED, image_keys=("a",))
+    feed(Insert(replay), [make(RNG(1), 0, every_frame=True)], RNG(0))
+    batch = replay.sample(RNG(0), 2_000)
+    black = (batch.observations["images/a"] == 0).all(axis=(1, 2, 3))
+    assert black.any()
+    assert not black.all()
+    assert replay.stats()["replay/undecodable_frames"] == 1
+    assert "camera a: a frame of an actor cannot be decoded, and is black: damaged" in caplog.text
+
+
+@pytest.mark.usefixtures("none_decoded")
+def test_images_of_another_size_are_refused_before_one_is_decoded():
+    replay = build(ENCODED, image_keys=("a", "b"))
+    begin, block, *_ = make(RNG(1), 0, every_frame=True).records(RNG(0))
+    replay.insert("s", begin)
+    rows = block.sparse["images/a"]
+    huge = Encoded(np.broadcast_to(np.uint8(0), (len(rows.values), 4000, 4000, 3)))
+    with pytest.raises(DataError, match=naming("a", huge.shape)):
+        replay.insert("s", dataclasses.replace(block, sparse=block.sparse | {"images/a": rows._replace(values=huge)}))
+    assert Encoded.decoded == 0
+
+
+SMALLER = (CameraSpec("a", 6, 5), CameraSpec("b", 3, 2))  # b as the robot gives it
+
+
+def scaled_and_recorded(cfg, **changes):
+    """A replay whose agent reads `SMALLER`, and one that reads what is recorded."""
+    recorded = preprocess(cfg, ("a", "b"))
+    scaled = dataclasses.replace(recorded, cameras=SMALLER)
+    return Replay(SPEC, cfg, scaled, **changes), Replay(SPEC, cfg, recorded)
+
+
+def as_jpeg(record):
+    if not isinstance(record, StepBlock):
+        return record
+    sparse = {
+        key: rows._replace(values=jpeg_images(*encode_jpeg(rows.values, 100), key)) if key == "images/a" else rows
+        for key, rows in record.sparse.items()
+    }
+    return dataclasses.replace(record, sparse=sparse)
+
+
+def same_windows(scaled, recorded):
+    one, other = (replay.sample(RNG(0), 300) for replay in (scaled, recorded))
+    for now, then in zip(
+        (one.observations, one.next_observations), (other.observations, other.next_observations), strict=True
+    ):
+        np.testing.assert_array_equal(now["state"], then["state"])
+        np.testing.assert_array_equal(now["images/a"], letterbox(then["images/a"], 6, 5))
+        np.testing.assert_array_equal(now["images/b"], then["images/b"])
+
+
+@pytest.mark.parametrize(("files", "cache"), [(False, 0), (True, 1 << 20)])
+def test_demonstrations_are_scaled_in_memory_and_in_files(files, cache):
+    replays = scaled_and_recorded(config(demo_fraction="uniform", frame_cache_bytes=cache))
+    demos = [make(RNG(k), k, demonstration=True, end="success").episode() for k in range(6)]
+    for replay in replays:
+        replay.add_demo(*(lazy(d, final=True) if files else d for d in demos))
+    same_windows(*replays)
+    stats = replays[0].stats()
+    assert (stats["replay/deferred_frames"] > 0) is files
+
+
+def test_frames_of_another_size_change_nothing():
+    scaled, _ = scaled_and_recorded(config())
+    begin, block, end = coded(0).episode()
+    rows = block.sparse["images/a"]
+    wrong = dataclasses.replace(block, sparse={"images/a": rows._replace(values=np.zeros((12, 6, 5, 3), np.uint8))})
+    scaled.insert("s", begin)
+    with pytest.raises(DataError, match="camera 'a'"):
+        scaled.insert("s", wrong)
+    with pytest.raises(DataError, match="camera 'a'"):
+        scaled.add_demo(coded(1, demonstration=True).episode()._replace(steps=wrong))
+    assert scaled.ready.steps == 0
+    scaled.insert("s", block)
+    scaled.insert("s", end)
+
+
+@pytest.mark.parametrize("jpeg", [False, True])
+def test_what_actors_record_is_scaled(jpeg):
+    """And shards and streamed demonstrations."""
+    replays = scaled_and_recorded(config(demo_fraction="uniform"))
+    for number in range(8):
+        for record in make(RNG(number), number).records(RNG(number)):
+            for replay in replays:
+                replay.insert("s", as_jpeg(record) if jpeg else record)
+    for replay in replays:
+        replay.replace_demos([coded(10 + k, demonstration=True).episode() for k in range(3)])
+        replay.add_demo(coded(19, demonstration=True).episode(), session="t")
+    same_windows(*replays)

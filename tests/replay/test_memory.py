@@ -13,9 +13,8 @@ from coded_episodes import SPEC, config, preprocess
 from coded_replay import RNG, build, coded
 from errors import naming
 
-from serl_chunk.config.experiment import ActorConfig
 from serl_chunk.replay import replay as replay_module
-from serl_chunk.replay.memory import available_bytes, estimate_bytes, replay_size
+from serl_chunk.replay.memory import available_bytes, estimate_bytes
 from serl_chunk.replay.replay import Replay
 from serl_chunk.types import Begin, CameraSpec, ConfigError, SparseRows, StepBlock
 
@@ -93,26 +92,11 @@ def kernel(folder, *, meminfo_kib=None, limit=None, current=0, inactive=0):
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
-        ({}, None),
-        ({"meminfo_kib": 2}, 2048),
-        ({"meminfo_kib": 2, "limit": "max", "current": 3}, 2048),
+        ({}, None), ({"meminfo_kib": 2, "limit": "max", "current": 3}, 2048),
         ({"meminfo_kib": 2, "limit": 1500, "current": 1000}, 500),
         ({"meminfo_kib": 2, "limit": 1500, "current": 1400, "inactive": 900}, 1000),  # the page cache is given up
         ({"limit": 1500, "current": 1600}, 0),
     ],
-)
+)  # fmt: skip
 def test_available_memory_is_the_least_of_machine_and_control_group(tmp_path, files, expected):
     assert available_bytes(*kernel(tmp_path, **files)) == expected
-
-
-@pytest.mark.parametrize(
-    ("frames", "images", "capacity", "held"),
-    [("decisions", 1_000, 5_000, 4_000), ("every_tick", 1_000, 5_000, 1_000), ("every_tick", 5_000, 5_000, 5_000)],
-)
-def test_the_start_says_how_many_steps_have_room_for_their_frames(frames, images, capacity, held):
-    cfg = config(4, 4, capacity=capacity, image_capacity=images)
-    blind = dataclasses.replace(cfg, actor=ActorConfig(frames=frames))
-    cfg = dataclasses.replace(blind, agent=dataclasses.replace(cfg.agent, image_keys=("a",)))
-    assert replay_size(blind, 1 << 20) == "replay: 1 MiB when full"
-    line = replay_size(cfg, 1 << 20)
-    assert ("replay.image_capacity=1000" in line) == (f"about {held} online steps" in line) == (held < capacity)

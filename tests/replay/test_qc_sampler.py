@@ -6,10 +6,7 @@ from coded_episodes import LIMIT, SPEC, config, feed, make, normaliser
 from coded_replay import RNG, build, coded
 from errors import naming
 
-from serl_chunk.data.demos import load_demos
-from serl_chunk.data.source import ReadOptions
-from serl_chunk.replay.windows import Rows, gather_adjacent
-from serl_chunk.types import Amend, ConfigError, DataError, Outcome, StepBlock
+from serl_chunk.types import Amend, ConfigError, Outcome, StepBlock
 
 
 def adjacent(horizon=4, critic_horizon=None, return_steps=None, **kw):
@@ -50,7 +47,7 @@ def in_order(episodes):
     return [(e, t) for e in episodes for t in range(e.last()) if not {t, t + 1} & e.lost.keys()]
 
 
-@pytest.mark.parametrize(("horizon", "critic", "returned"), [(4, None, None), (1, None, 5), (2, 5, 6)])
+@pytest.mark.parametrize(("horizon", "critic", "returned"), [(1, None, 5), (2, 5, 6)])
 def test_neighbours_of_demonstrations_and_online_steps_as_one_buffer(horizon, critic, returned):
     cfg = adjacent(horizon, critic, returned, demo_fraction="uniform")
     replay = build(cfg)
@@ -108,18 +105,6 @@ def test_open_episodes_of_several_robots_are_not_glued_together():
             )
 
 
-def test_fewer_steps_than_a_window_takes():
-    cfg = adjacent(4, None, 9, demo_fraction="uniform")
-    replay = build(cfg)
-    feed(replay, [coded(0, 4), coded(1, 4)], RNG(0))
-    assert replay.ready.windows == 0
-    with pytest.raises(DataError, match=naming(9, 8, 2)):
-        replay.sample(RNG(0), 4)
-    feed(replay, [coded(2, 1)], RNG(0))
-    assert replay.ready.windows == 1
-    np.testing.assert_array_equal(replay.sample(RNG(0), 4).weight, 0)
-
-
 def test_without_bc_on_all_the_weights_of_imitation_are_those_of_the_steps():
     everything, some = (build(adjacent(demo_fraction="uniform"), bc_on=on) for on in ("all", "+successes"))
     for replay in (everything, some):
@@ -130,36 +115,6 @@ def test_without_bc_on_all_the_weights_of_imitation_are_those_of_the_steps():
     number = batch.observations["state"][:, 0] * 2 + 8
     np.testing.assert_array_equal(batch.bc_weight, batch.valid * (number == 1)[:, None])
     assert 0 < batch.bc_weight.mean() < 1
-
-
-@pytest.mark.parametrize("solved", ["keep", "drop"])
-def test_a_trajectory_that_goes_on_after_successes_has_one_end_as_published(solved, tmp_path):
-    lengths, h = (30, 12), 5
-    n = sum(lengths)
-    terminal = np.isin(np.arange(n), np.cumsum(lengths) - 1)
-    success = np.isin(np.arange(n), [8, 9, 10, 11, 20, 29, 36, 37])
-    state = np.stack([np.arange(n), np.zeros(n), np.ones(n)], 1).astype(np.float32)
-    arrays = {"observations": state, "actions": np.zeros((n, 2), np.float32), "terminals": terminal}
-    np.savez(tmp_path / "play.npz", **arrays, rewards=success - 1.0, masks=1.0 - success)
-    demos = load_demos([tmp_path / "play.npz"], SPEC, cameras=(), options=ReadOptions(solved=solved))
-    replay = build(adjacent(h, demo_fraction="uniform"), bc_on="all")
-    replay.add_demo(*demos.episodes)
-    batch, norm = replay.sample(RNG(0), 1_000), normaliser(h)
-    row = (batch.observations["state"] * norm.state_std + norm.state_mean)[:, 0].astype(int)
-    if solved == "drop":  # what is between two episodes is not there: they cannot join
-        assert not batch.weight[np.isin(row, [4, 5, 6, 17, 18, 19])].any()
-        return
-    steps = np.flatnonzero(~terminal)  # the last row of a trajectory has no action
-    reached = success[steps + 1].astype(np.float32)  # rewards are those of the state a step leads to
-    paid = 0.5 * reached + 0.25  # as `config` has it
-    rows = Rows(state[steps], state[steps + 1], np.zeros((n - 2, 2)), paid, 1 - reached, terminal[steps + 1])
-    assert set(row) == set(steps[: n - 2 - h + 1])
-    published = gather_adjacent(rows, np.searchsorted(steps, row), horizon=h, returned=h, discount=0.5)
-    for name in ("valid", "rewards", "mask", "weight", "bc_weight"):
-        np.testing.assert_array_equal(getattr(batch, name), getattr(published, name), err_msg=name)
-    after = batch.next_observations["state"] * norm.state_std + norm.state_mean
-    np.testing.assert_array_equal(after, published.next_observations["state"])
-    assert ((batch.mask == 0) & (batch.weight == 1)).any()
 
 
 @pytest.mark.parametrize(("end", "apart", "joined"), [("success", 0, True), ("limit", 0, False), ("success", 1, False)])

@@ -19,8 +19,6 @@ from record_logs import flip
 from transport_tools import linked, serving, spools
 
 from serl_chunk.actor.recorder import EpisodeRecorder
-from serl_chunk.data.formats.hdf5 import read_episode
-from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
 from serl_chunk.data.frames import with_repeated_frames
 from serl_chunk.replay.step_storage import HELD_COLUMNS
 from serl_chunk.runs.episodes import JOURNAL, RunSource
@@ -28,7 +26,7 @@ from serl_chunk.runs.journal_index import JournalFile
 from serl_chunk.transport.storage.record_store import RecordStore, SessionState, Verdict
 from serl_chunk.transport.wire import records
 from serl_chunk.transport.wire.records import Item
-from serl_chunk.types import STEP_COLUMNS, Begin, Episode, Source, Step, StepBlock
+from serl_chunk.types import STEP_COLUMNS, Begin, Episode, Source, StepBlock
 from serl_chunk_robot.wire import codec
 
 KEYS = ("a", "b")
@@ -157,16 +155,14 @@ def run(tmp_path):
     return Run(tmp_path / "run")
 
 
-@pytest.mark.parametrize("jpeg_quality", [0, 95])
-def test_the_journal_of_a_run_gives_whole_frames(run, jpeg_quality):
+def test_the_journal_of_a_run_gives_whole_frames(run):
     slow = Slow(length=20)
     with run.opened():
         for record in slow.blocks():
-            run.put("s", record, jpeg_quality=jpeg_quality)
+            run.put("s", record)
     read = RunSource(run.path).read("s/e0")
     assert sorted(read.steps.sparse) == ["human_dims", "images/a", "images/b"]
-    if not jpeg_quality:
-        same(read, slow.episode())
+    same(read, slow.episode())
     for key, every in zip(KEYS, slow.every, strict=True):
         rows = read.steps.sparse[f"images/{key}"]
         assert rows.index.tolist() == list(range(20))
@@ -189,7 +185,7 @@ def refilled(run):
     return replay
 
 
-@pytest.mark.parametrize("lost", [1, 6, 9])  # entries: the first pictures; new ones of either camera
+@pytest.mark.parametrize("lost", [1, 6])  # entries: the first pictures; new ones of one camera
 def test_a_damaged_entry_ends_the_episode_before_frames_that_are_lost(run, lost):
     """Entries of later steps name frames in it; none of them may show another one."""
     slow = Slow(every=(5, 4), length=20)
@@ -207,15 +203,6 @@ def test_a_damaged_entry_ends_the_episode_before_frames_that_are_lost(run, lost)
         for key in ("images/a", "images/b"):
             assert steps.sparse[key].index.tolist() == list(range(lost - 1))
             np.testing.assert_array_equal(np.asarray(steps.sparse[key].values), whole[key].values[: lost - 1])
-
-
-def test_files_of_episodes_have_whole_frames(tmp_path):
-    slow = Slow()
-    with EpisodeWriter(tmp_path, SPEC) as writer:
-        for record in slow.recorded():
-            {Begin: writer.begin, Step: writer.step}.get(type(record), writer.end)(record)
-        writer.flush()
-    same(read_episode(writer.written[0], SPEC), slow.episode())
 
 
 def test_a_learner_that_is_replaced_within_an_episode_has_every_picture(tmp_path):

@@ -1,32 +1,32 @@
-"""Records of sessions become episodes: ends, corrections, silence, and what is refused."""
+"""Records of sessions become episodes: ends, corrections, silence, what is refused; and who leaves a full store."""
 
 import dataclasses
 
 import numpy as np
 import pytest
-from coded_episodes import Checker, config, feed
+from coded_episodes import LIMIT, Checker, config, feed
 from coded_replay import RNG, build, coded, windows
 from errors import naming
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from properties import examples
 
+from serl_chunk.replay.episode import accelerations, human_segments
+from serl_chunk.replay.replay import DEMO_SESSION
+from serl_chunk.replay.windows import IndexSet
 from serl_chunk.runs.report.panels import REPLAY
-from serl_chunk.types import Amend, Begin, DataError, End, Outcome, Source, SparseRows, StepBlock
-
-
-def test_no_window_holds_the_newest_step_of_an_open_episode():
-    cfg = config(6, 4, demo_fraction="uniform")
-    episode = coded(length=15, end="success")
-    replay = build(cfg)
-    replay.insert("s", Begin(episode.episode_id))
-    for t in range(15):
-        replay.insert("s", StepBlock.from_steps(episode.episode_id, [episode.step(t)]))
-        assert replay.ready.windows == max(0, t - 3)
-        if replay.ready.windows:
-            batch = replay.sample(RNG(t), 200)
-            start = batch.observations["state"][:, 1] * 0.5 - 4
-            assert (start + batch.valid.sum(1)).max() == t  # valid steps end before the newest one
-            np.testing.assert_array_equal(batch.mask, 1)
-    replay.insert("s", episode.end_record())
-    assert windows(replay, Checker([episode], cfg, image_keys=())) == {(0, t) for t in range(15)}
+from serl_chunk.types import (
+    Amend,
+    Begin,
+    ConfigError,
+    DataError,
+    End,
+    Outcome,
+    RobotSpec,
+    Source,
+    SparseRows,
+    StepBlock,
+)
 
 
 def test_a_silent_actor_that_comes_back_loses_nothing():
@@ -84,65 +84,42 @@ def test_the_episode_of_an_actor_that_is_gone_is_over_and_reported(silent_first)
     assert (replay.stats()["replay/online_rows"], replay.stats()["replay/empty_episodes"]) == (13 + 10, 1)
 
 
-def test_an_abandoned_episode_is_closed_when_its_session_begins_another():
-    cfg = config(demo_fraction="uniform")
-    first, second = coded(0, 9, "died"), coded(1, 9, "limit")
-    replay = build(cfg)
-    for record in first.records(RNG(0))[:-1] + second.records(RNG(0)):
-        replay.insert("s", record)
-    assert [f.episode_id for f in replay.finished] == ["e0", "e1"]
-    assert [f.success for f in replay.finished] == [None, False]  # a time limit is no success, and that is known
-    assert replay.stats()["replay/episodes"] == 2
-    checker = Checker([first, second], cfg, image_keys=())
-    assert windows(replay, checker) == checker.windows()
-
-
-def test_steps_that_repeat_or_skip_are_refused():
-    episode = coded()
-    replay = build(config())
-    replay.insert("s", Begin("e0"))
-    block = StepBlock.from_steps("e0", [episode.step(0), episode.step(1)])
-    assert replay.insert("s", block).steps == 2
-    for record, named in (
-        (block, (0, 2)),
-        (StepBlock.from_steps("e0", [episode.step(3)]), (3, 2)),
-        (episode.end_record(), (12, 2)),
-        (Amend("e0", outcome=Outcome.SUCCESS), ("amended",)),
-    ):
-        with pytest.raises(DataError, match=naming("e0", "'s'", *named)):
-            replay.insert("s", record)
-    assert replay.insert("s", StepBlock.from_steps("e0", [episode.step(2)])).steps == 1  # nothing was spoilt
-    replay.insert("another session", Begin("e0"))  # ids are a session's own
-
-
-def test_an_episode_cannot_begin_twice():
-    replay = build(config())
-    feed(replay, [coded()], RNG(0))
-    with pytest.raises(DataError, match=naming("e0", "'s'", "began")):
-        replay.insert("s", Begin("e0"))
-
-
-def test_arrays_of_another_robot_are_refused():
+def test_steps_that_repeat_or_skip_and_arrays_of_another_robot_are_refused():
+    episode = coded(shared={1: (1, 0)})
+    episode.source[1] = Source.HUMAN
     replay = build(config(), image_keys=("a",))
     replay.insert("s", Begin("e0"))
-    block = StepBlock.from_steps("e0", [coded().step(0)])
-    bad = {
-        ("e0", "state", "(1, 7)", "(1, 3)"): {"observation": {"state": np.zeros((1, 7), np.float32)}},
-        ("e0", "action", "(1, 14)", "(1, 2)"): {"action": np.zeros((1, 14), np.float32)},
-        ("e0", "action"): {"action": np.full((1, 2), np.nan, np.float32)},
-        ("e0", "decision/q", "(1, 0)"): {
-            "sparse": {"decision/q": SparseRows(np.zeros(1, int), np.zeros((1, 0), np.float32))}
-        },
-        ("e0", "'a'", "uint8(1, 9, 9, 3)", "uint8(1, 2, 4, 3)"): {
-            "sparse": {"images/a": SparseRows(np.zeros(1, int), np.zeros((1, 9, 9, 3), np.uint8))}
-        },
-    }
-    for named, change in bad.items():
-        with pytest.raises(DataError, match=naming(*named)):
-            replay.insert("s", dataclasses.replace(block, **change))
-    replay.insert("s", block)
-    with pytest.raises(DataError, match=naming("e0", "state", "(2,)", "(3,)")):
-        replay.insert("s", End("e0", 1, {"state": np.zeros(2, np.float32)}, True, False, Outcome.SUCCESS))
+    block = StepBlock.from_steps("e0", [episode.step(0), episode.step(1)])
+    rows = block.sparse["human_dims"]
+
+    def sparse(name, values):
+        return dataclasses.replace(block, sparse={name: SparseRows(np.zeros(1, int), values)})
+
+    for record, named in (
+        (
+            dataclasses.replace(block, observation={"state": np.zeros((2, 7), np.float32)}),
+            ("state", "(2, 7)", "(2, 3)"),
+        ),
+        (dataclasses.replace(block, action=np.full((2, 2), np.nan, np.float32)), ("action",)),
+        (sparse("decision/q", np.zeros((1, 0), np.float32)), ("decision/q", "(1, 0)")),
+        (sparse("images/a", np.zeros((1, 9, 9, 3), np.uint8)), ("'a'", "uint8(1, 9, 9, 3)", "uint8(1, 2, 4, 3)")),
+        (dataclasses.replace(block, sparse={"human_dims": rows._replace(values=0 * rows.values)}), ("human_dims", 1)),
+    ):
+        with pytest.raises(DataError, match=naming("e0", *named)):
+            replay.insert("s", record)
+    assert replay.insert("s", block).steps == 2  # nothing was spoilt
+    for record, named in (
+        (block, (0, 2)), (StepBlock.from_steps("e0", [episode.step(3)]), (3, 2)), (episode.end_record(), (12, 2)),
+        (Amend("e0", outcome=Outcome.SUCCESS), ("amended",)),
+        (End("e0", 2, {"state": np.zeros(2, np.float32)}, True, False, Outcome.SUCCESS), ("state", "(2,)", "(3,)")),
+    ):  # fmt: skip
+        with pytest.raises(DataError, match=naming("e0", *named)):
+            replay.insert("s", record)
+    assert replay.insert("s", StepBlock.from_steps("e0", [episode.step(2)])).steps == 1
+    replay.insert("another session", Begin("e0"))  # ids are a session's own
+    feed(replay, [coded(1)], RNG(0))
+    with pytest.raises(DataError, match=naming("e1", "'s'", "began")):
+        replay.insert("s", Begin("e1"))
 
 
 def test_records_of_episodes_not_held_are_counted():
@@ -194,13 +171,7 @@ def test_episode_figures():
 
 @pytest.mark.parametrize(
     ("end", "lost", "known"),
-    [
-        ("success", {}, range(6)),
-        ("failure", {}, range(6)),
-        ("limit", {}, ()),
-        ("died", {}, ()),
-        ("success", {3: 100}, range(4, 6)),  # nothing realised across a gap is reported
-    ],
+    [("failure", {}, range(6)), ("limit", {}, ()), ("success", {3: 100}, range(4, 6))],  # none across a gap
 )
 def test_a_return_is_realised_where_the_task_terminated(end, lost, known):
     replay = build(config(scale=1.0, offset=0.0))
@@ -210,3 +181,139 @@ def test_a_return_is_realised_where_the_task_terminated(end, lost, known):
     for record in (begin, StepBlock.from_steps("e2", steps), last):
         replay.insert("s", record)
     assert [q for q, g in replay.finished[0].decisions if g is not None] == [*known]
+
+
+def test_eviction_is_whole_oldest_first_and_spares_open_episodes():
+    cfg = config(capacity=60, demo_fraction="uniform")
+    replay = build(cfg)
+    old_and_open, episodes = coded(0, 10, session="slow"), [coded(k, 12) for k in range(1, 12)]
+    *records, end = old_and_open.records(RNG(0))
+    for record in records:
+        replay.insert("slow", record)
+    feed(replay, episodes, RNG(0))
+    assert replay.episodes() == [("slow", "e0"), ("s", "e9"), ("s", "e10"), ("s", "e11")]
+    replay.insert("slow", end)
+    checker = Checker([old_and_open, *episodes[-3:]], cfg, image_keys=())
+    assert windows(replay, checker) == checker.windows()
+
+
+def test_open_episodes_go_only_when_nothing_else_is_left():
+    replay = build(config(capacity=LIMIT + 1))
+    first, second = coded(0, 30, session="a"), coded(1, 30, session="b")
+    for record in first.records(RNG(0))[:-1]:
+        replay.insert("a", record)
+    for record in second.records(RNG(0)):
+        replay.insert("b", record)
+    replay.insert("a", first.end_record())
+    assert replay.episodes() == [("b", "e1")]
+    stats = replay.stats()
+    assert (stats["replay/dropped_open_episodes"], stats["replay/orphan_records"]) == (1, 1)
+
+
+def test_an_episode_longer_than_the_ring_is_dropped_whole():
+    replay = build(config(capacity=LIMIT + 1))
+    feed(replay, [coded(0, 60)], RNG(0))
+    assert replay.episodes() == []
+    assert replay.ready.windows == 0
+    stats = replay.stats()
+    assert stats["replay/orphan_steps"] + stats["replay/steps"] == 60
+    feed(replay, [coded(1, 20)], RNG(0))
+    assert replay.ready.windows > 0
+
+
+def test_demonstrations_are_never_evicted_and_more_than_fit_are_refused():
+    replay = build(config(demo_capacity=30, capacity=LIMIT + 1))
+    demos = [coded(k, 12, demonstration=True).episode() for k in range(3)]
+    with pytest.raises(ConfigError, match=naming(39, "replay.demo_capacity", 30)):
+        replay.add_demo(*demos)
+    assert replay.ready.demo == 0  # nothing was added
+    replay.add_demo(*demos[:2])
+    with pytest.raises(ConfigError, match=naming(39, "replay.demo_capacity", 30)):
+        replay.add_demo(demos[2])
+    feed(replay, [coded(k, 30) for k in range(10, 20)], RNG(0))
+    assert [key for key in replay.episodes() if key[0] == DEMO_SESSION] == [(DEMO_SESSION, "e0"), (DEMO_SESSION, "e1")]
+
+
+@pytest.mark.parametrize(
+    ("values", "cameras", "named"),
+    [
+        ({"capacity": LIMIT}, (), ("replay.capacity", LIMIT, LIMIT + 1)),
+        ({"image_capacity": LIMIT}, ("a",), ("replay.image_capacity", LIMIT, LIMIT + 1)),
+        ({"image_capacity": LIMIT + 1}, ("a",), ("replay.image_capacity", 42, 41)),  # of demonstrations
+        ({}, ("top",), ("coded", "top", "a, b")),
+    ],
+)
+def test_capacities_and_cameras_that_are_refused(values, cameras, named):
+    with pytest.raises(ConfigError, match=naming(*named)):
+        build(config(**values), image_keys=cameras).add_demo(
+            *(coded(k, LIMIT // 2, demonstration=True).episode() for k in range(2))
+        )
+
+
+P, U, H = Source.POLICY, Source.HUMAN, Source.HOLD
+
+
+def test_segments_go_on_through_idle_ticks_but_do_not_start_on_them():
+    np.testing.assert_array_equal(human_segments(np.array([P, H, U, U, H, U, H, P, H, P, U])), [[2, 7], [10, 11]])
+    assert human_segments(np.array([P, H, H])).shape == (0, 2)
+
+
+def test_a_robot_that_waits_for_its_chunk_is_not_a_humans():
+    """Decided on tick 5, when the human had let go, and executed from tick 7 on."""
+    source = np.array([P, P, U, H, U, H, H, P, P, U, H, P], np.uint8)
+    for decided, end in ((6, 6), (0, 5), (-1, 7)):  # never less than the human's own, and all where it is not known
+        decisions = np.array([0, 0, -1, -1, -1, -1, -1, decided, decided, -1, -1, 11], np.int32)
+        np.testing.assert_array_equal(human_segments(source, decisions), [[2, end], [9, 11]])
+    np.testing.assert_array_equal(human_segments(source), [[2, 7], [9, 11]])
+
+
+CAPACITY = 24
+rows = st.lists(st.integers(0, CAPACITY - 1), unique=True, max_size=CAPACITY)
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(st.lists(st.tuples(st.booleans(), rows), max_size=12))
+def test_behaves_like_a_set(calls):
+    view, model = IndexSet(CAPACITY), set()
+    for add, values in calls:
+        array = np.array(values, np.int64)
+        (view.add if add else view.discard)(array)
+        model = model | set(values) if add else model - set(values)
+        assert len(view) == len(model)
+        assert set(np.flatnonzero(view.contains(np.arange(CAPACITY)))) == model
+
+
+DT = 0.1
+SPEC = RobotSpec(
+    "r", 1 / DT, 3, (-9.0,) * 3, (9.0,) * 3, joint_of_action=(0, -1, 2), grippers=(2,), cameras=(), max_episode_steps=99
+)
+
+
+def actions(*jumps: tuple[int, int, float]) -> np.ndarray:
+    """A joint that moves steadily and, from each tick on, by a jump's rad from where it was: (tick, dimension, rad)."""
+    out = np.outer(0.01 * np.arange(20), [1, 0, 0]).astype(np.float32)
+    for tick, k, way in jumps:
+        out[tick:, k] += way
+    return out
+
+
+@pytest.mark.parametrize(
+    ("jumps", "gaps", "seam", "others"),
+    [
+        ([(5, 0, 0.2)], [], 20.0, 0.0),  # it is taken over
+        ([(5, 0, 0.1), (15, 0, 0.4)], [], 10.0, 40.0),
+        ([(5, 1, 0.2), (5, 2, 0.2)], [], 0.0, 0.0),  # a velocity, and a gripper
+        ([(5, 0, 0.2)], [5], 0.0, 0.0),  # in the middle of a gap
+    ],
+)
+def test_the_largest_change_of_speed_at_seams_and_elsewhere(jumps, gaps, seam, others):
+    found = accelerations(actions(*jumps), np.array([[5, 12]]), np.array(gaps, np.int64), SPEC)
+    assert found == pytest.approx((seam, others), abs=1e-3)
+
+
+def test_without_seams_or_joints_there_is_nothing_to_report():
+    none = np.empty(0, np.int64)
+    assert accelerations(actions((5, 0, 0.1)), none.reshape(0, 2), none, SPEC) == pytest.approx((None, 10.0))
+    twists = dataclasses.replace(SPEC, joint_of_action=(-1,) * 3)
+    assert accelerations(actions(), np.array([[5, 12]]), none, twists) == (None, None)
+    assert accelerations(actions()[:2], np.array([[0, 1]]), none, SPEC) == (None, None)

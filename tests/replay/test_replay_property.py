@@ -6,15 +6,18 @@ import threading
 import numpy as np
 import pytest
 from coded_episodes import LIMIT, SPEC, Checker, Coded, config, feed, make, normaliser, preprocess
-from coded_replay import RNG, build, windows
+from coded_replay import RNG, build, coded, windows
+from errors import naming
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from properties import examples
 
 from serl_chunk.config.agents.acrlpd import AcrlpdConfig
 from serl_chunk.config.agents.gripper import SacGripperConfig
+from serl_chunk.data.formats.ogbench import OgbenchSource
+from serl_chunk.data.source import ReadOptions
 from serl_chunk.replay.replay import DEMO_SESSION, Replay
-from serl_chunk.types import Amend, Outcome, Source
+from serl_chunk.types import Amend, DataError, Outcome, Source
 
 WINDOWS = 100_000
 BATCH = 4_000
@@ -37,21 +40,6 @@ def demonstrations(rng, count, **kw):
     return [make(rng, 1000 + i, demonstration=True, session=DEMO_SESSION, gaps=True, **kw) for i in range(count)]
 
 
-@pytest.mark.parametrize("fraction", ["uniform", 0.5])
-def test_fresh(fraction):
-    rng = RNG(0)
-    cfg = config(max_image_age=2, demo_fraction=fraction)
-    demos, episodes = demonstrations(rng, 30), online(rng, 60)
-    replay = build(cfg, image_keys=BOTH)
-    replay.add_demo(*(e.episode() for e in demos))
-    feed(replay, episodes, rng)
-    checker = Checker(demos + episodes, cfg)
-    assert draw_all(replay, checker, rng) == checker.windows()
-    assert replay.ready.windows == len(checker.windows())
-    assert replay.ready.steps == sum(e.length for e in episodes)
-    assert replay.sample(rng, 6, 2).prev_action is None
-
-
 @pytest.mark.parametrize("agent", [None, COUNTING])
 def test_wrapped_ring_keeps_the_newest_whole_episodes(agent):
     rng = RNG(1)
@@ -70,10 +58,9 @@ def test_wrapped_ring_keeps_the_newest_whole_episodes(agent):
     assert stats["replay/online_frames"] <= 2 * 550
 
 
-@pytest.mark.parametrize("fraction", ["uniform", 0.5])
-def test_intervened_episodes_live_on_in_the_human_store(fraction):
+def test_intervened_episodes_live_on_in_the_human_store():
     rng = RNG(2)
-    cfg = config(capacity=400, human_capacity=500, demo_fraction=fraction, max_image_age=1)
+    cfg = config(capacity=400, human_capacity=500, demo_fraction="uniform", max_image_age=1)
     episodes = online(rng, 200, shared=True)
     replay = build(cfg, image_keys=BOTH)
     feed(replay, episodes, rng)
@@ -158,20 +145,6 @@ def test_each_number_is_imitated_by_who_commanded_it_and_terminal_windows_may_be
     assert seen == checker.windows()
 
 
-@pytest.mark.parametrize(("horizon", "critic", "returned"), [(1, 1, 5), (4, 2, 3), (3, 3, 7), (6, 2, 2), (2, 5, 6)])
-@pytest.mark.parametrize("terminal", ["keep", "drop"])
-def test_returns_over_more_or_fewer_steps_than_the_chunk(horizon, critic, returned, terminal):
-    rng = RNG(8)
-    cfg = config(horizon, critic, returned, terminal_windows=terminal, demo_fraction="uniform", max_image_age=2)
-    episodes = online(rng, 60)
-    replay = build(cfg, image_keys=BOTH)
-    feed(replay, episodes, rng)
-    checker = Checker(episodes, cfg)
-    assert draw_all(replay, checker, rng, 5 * BATCH) == checker.windows()
-    batch = replay.sample(rng, 9)
-    assert (batch.rewards.shape, batch.actions.shape[1]) == ((9, returned), max(horizon, critic))
-
-
 P, U, H, S, R = Source.POLICY, Source.HUMAN, Source.HOLD, Source.SCRIPTED, Source.RANDOM
 EVERY = [set(range(LIMIT + 1)) for _ in SPEC.cameras]
 
@@ -182,7 +155,7 @@ EVERY = [set(range(LIMIT + 1)) for _ in SPEC.cameras]
         st.lists(st.sampled_from([P, P, P, U, U, H, S, R]), min_size=1, max_size=24), min_size=1, max_size=4
     ),
     ends=st.lists(st.sampled_from(["success", "failure", "limit", "died"]), min_size=4, max_size=4),
-    lengths=st.sampled_from([(1, 1, None), (4, 4, None), (6, 3, None), (2, 2, 7), (5, 2, 3)]),
+    lengths=st.sampled_from([(1, 1, 5), (4, 4, None), (6, 3, None), (2, 2, 7), (5, 2, 3), (2, 5, 6)]),
     terminal=st.sampled_from(["keep", "drop"]),
     seed=st.integers(0, 2**16),
 )
@@ -201,7 +174,7 @@ def test_whoever_acted_every_window_is_sampled(sources, ends, lengths, terminal,
         assert windows(replay, checker, n=400) <= checker.windows()
 
 
-@pytest.mark.parametrize(("hz", "excluded"), [(50.0, 3), (20.0, 1), (5.0, 0)])
+@pytest.mark.parametrize(("hz", "excluded"), [(50.0, 3), (5.0, 0)])
 def test_what_is_not_imitated_before_an_intervention_is_a_time(hz, excluded):
     cfg = config(1, 1, demo_fraction="uniform")  # 0.06 s
     e = Coded(0, 8, "success", np.array([P, P, P, P, P, U, U, P], np.uint8), EVERY)
@@ -211,3 +184,74 @@ def test_what_is_not_imitated_before_an_intervention_is_a_time(hz, excluded):
     tick = (batch.observations["state"] * norm.state_std + norm.state_mean)[:, 1].round().astype(int)
     left_out = sorted({int(t) for t, w in zip(tick, batch.bc_weight[:, 0], strict=True) if w == 0})
     assert left_out == list(range(5 - excluded, 5))
+
+
+LENGTHS = [(1, 1, 5), (3, 3, 7), (6, 2, 4)]  # H, critic's, return's
+every_length = pytest.mark.parametrize(("horizon", "critic", "returned"), LENGTHS)
+
+
+def drawn(replay, horizon, n=3_000):
+    """{(episode, tick): (steps that exist, rewards, mask, discount_n, tick of the next observation)}"""
+    norm, batch = normaliser(horizon), replay.sample(RNG(0), n)
+    state = batch.observations["state"] * norm.state_std + norm.state_mean
+    after = batch.next_observations["state"] * norm.state_std + norm.state_mean
+    np.testing.assert_array_equal(state[:, 0], after[:, 0])
+    keys = [(int(e), int(t)) for e, t in state[:, :2]]
+    ends = [int(t) for t in after[:, 1]]
+    rows = zip(batch.valid.sum(1), batch.rewards, batch.mask, batch.discount_n, ends, strict=True)
+    return {k: (int(v), r.tolist(), m, float(d), e) for k, (v, r, m, d, e) in zip(keys, rows, strict=True)}
+
+
+@every_length
+def test_a_data_set_that_ends_mid_episode_glues_to_nothing_and_its_successes_end_it(
+    tmp_path, horizon, critic, returned
+):
+    """Three trajectories in OGBench's layout, the last without a terminal; the first is solved from its row 11 on."""
+    lengths = [20, 12, 10]
+    numbers, ticks = np.repeat(np.arange(3), lengths), np.concatenate([np.arange(n) for n in lengths])
+    terminals = np.isin(np.arange(42), np.cumsum(lengths)[:2] - 1)
+    done = (numbers == 0) & (ticks >= 11)
+    np.savez(
+        tmp_path / "play.npz", observations=np.stack([numbers, ticks, numbers + 2 * ticks], 1).astype(np.float32),
+        actions=np.stack([numbers, ticks], 1).astype(np.float32), terminals=terminals,
+        rewards=done - np.float32(1), masks=1.0 - done,
+    )  # fmt: skip
+    source = OgbenchSource(tmp_path / "play.npz", ReadOptions())
+    cfg = config(horizon, critic, returned, scale=1.0, offset=0.0, demo_fraction="uniform")
+    replay = build(cfg)
+    replay.add_demo(*(source.read(key) for key in source.keys()))
+    feed(replay, [coded(k, 12) for k in (10, 11)], RNG(0))
+    found = drawn(replay, horizon)
+    # A row of the file is a state; the action of a trajectory's last row leads nowhere that is known.
+    rows = {1: 11, 2: 9, 10: 12, 11: 12}
+    starts = {(k, t) for k, steps in rows.items() for t in range(steps - returned + 1)}
+    assert set(found) == starts | {(0, t) for t in range(11)}  # the step from row 10 reaches the success
+    for (k, t), (steps, rewards, mask, discount, end) in found.items():
+        n = min(returned, 11 - t) if k == 0 else returned
+        reached = k == 0 and t + returned >= 11
+        assert (mask, discount, end) == (not reached, cfg.discount**n, t + n)
+        assert steps == min(horizon, rows.get(k, 11) - t)
+        if k < 3:
+            assert rewards == [float(reached and i == n - 1) for i in range(returned)]
+
+
+@every_length
+def test_less_than_a_window_says_what_is_missing(horizon, critic, returned):
+    replay = build(config(horizon, critic, returned, demo_fraction="uniform"))
+    with pytest.raises(DataError, match=naming(returned, 0)):
+        replay.sample(RNG(0), 4)
+    feed(replay, [coded(k, returned - 1) for k in range(3)], RNG(0))
+    with pytest.raises(DataError, match=naming(returned, 3 * (returned - 1), 3)):
+        replay.sample(RNG(0), 4)
+    feed(replay, [coded(9, returned)], RNG(0))
+    assert set(drawn(replay, horizon, 10)) == {(9, 0)}
+
+
+@pytest.mark.parametrize("windows", ["episode", "qc"])
+def test_a_half_smaller_than_a_window_gives_its_share(windows):
+    cfg = config(5, demo_fraction=0.5, windows=windows, terminal_windows="drop", critic_horizon=5)
+    replay = build(cfg)
+    replay.add_demo(coded(1, 3, demonstration=True).episode())
+    feed(replay, [coded(2, 12)], RNG(0))
+    assert {k for k, _ in drawn(replay, 5)} == {2}
+    assert replay.empty_half == "demo"

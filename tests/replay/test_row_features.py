@@ -1,33 +1,22 @@
 """Features of whole observations: those of every row are what computing them again gives, whatever came and left."""
 
-import dataclasses
 import functools
 
 import numpy as np
 import pytest
-from coded_episodes import SPEC, Coded, config, feed, make, normaliser
-from coded_features import CodedEmbedder, MixingEmbedder
-from coded_replay import RNG, build, coded
+from coded_episodes import Coded, config, make, normaliser
+from coded_features import MixingEmbedder
+from coded_replay import RNG, build, coded, reading
 from deferred_episodes import lazy
 from errors import naming
 
-from serl_chunk.agents.spec import FeatureSpec
-from serl_chunk.config.agents.language import LanguageConfig
 from serl_chunk.data.prompts import ByteTokenizer, Prompts
-from serl_chunk.replay.memory import estimate_bytes, kept_observations
 from serl_chunk.types import Amend, ConfigError, End, Outcome
 
 pytestmark = pytest.mark.compiles
 KEYS, PROMPT_LENGTH = ("a", "b"), 8
 PROMPTS, NORMALISER = Prompts(ByteTokenizer(), PROMPT_LENGTH), normaliser(6)
 SHOWN = {"state", "mixed", "more"}
-
-
-def reading(**replay):
-    """An experiment whose agent reads language."""
-    cfg = config(**{"demo_fraction": "uniform", **replay})
-    agent = dataclasses.replace(cfg.agent, language=LanguageConfig("bytes", PROMPT_LENGTH))
-    return dataclasses.replace(cfg, agent=agent, robot=dataclasses.replace(cfg.robot, task="own"))
 
 
 def replay_of(cfg, *, state):
@@ -165,9 +154,8 @@ class Run:
             amends = (
                 Amend(episode, Outcome.SUCCESS, "operator", True, 16.0),
                 Amend(episode, Outcome.FAILURE, "operator", terminated),
-                Amend(episode, Outcome.UNKNOWN, "operator", False),
-                Amend(episode, discard=True),
-            )
+                Amend(episode, Outcome.UNKNOWN, "operator", False), Amend(episode, discard=True),
+            )  # fmt: skip
             self._insert(session, amends[int(self.rng.integers(len(amends)))])
 
     def shard(self) -> None:
@@ -208,7 +196,15 @@ class Run:
 @pytest.mark.parametrize("state", [False, True])
 @pytest.mark.parametrize("max_age", [0, 3])
 def test_every_kept_feature_is_what_computing_it_again_gives(state, max_age):
-    cfg = reading(capacity=300, human_capacity=130, image_capacity=125, demo_capacity=600, max_image_age=max_age)
+    cfg = reading(
+        PROMPT_LENGTH,
+        "own",
+        capacity=300,
+        human_capacity=130,
+        image_capacity=125,
+        demo_capacity=600,
+        max_image_age=max_age,
+    )
     run = Run(cfg, state=state, seed=max_age + state)
     run.go(1_200)
     stats = run.replay.stats()
@@ -241,7 +237,7 @@ def test_an_observation_is_computed_once_and_shared_where_nothing_changes(state)
     reads = [set(range(0, 31, 5)), set(range(0, 31, 3))]
     episode = Coded(1, 30, "limit", np.zeros(30, np.uint8), reads)
     for age, different in ((50, 31 if state else len(reads[0] | reads[1])), (0, len(reads[0] & reads[1]))):
-        replay, embed = replay_of(reading(max_image_age=age), state=state)
+        replay, embed = replay_of(reading(PROMPT_LENGTH, "own", max_image_age=age), state=state)
         for record in records(episode, RNG(0)):
             replay.insert("s", record)
         assert replay.features_missing == different
@@ -258,47 +254,6 @@ def test_an_observation_is_computed_once_and_shared_where_nothing_changes(state)
         assert stats["replay/feature_bytes"] == different * 6
 
 
-@pytest.mark.parametrize("state", [False, True])
-def test_the_estimate_counts_observations(state):
-    cfg = reading(capacity=500, human_capacity=60, image_capacity=200, demo_capacity=150)
-    assert kept_observations(cfg.replay) == 200 + 60 + 150
-    replay, embed = replay_of(cfg, state=state)
-    need = estimate_bytes(SPEC, cfg.replay, SPEC.cameras, embed.features, language=True)
-    assert replay.estimated_bytes == need
-    assert replay.stats()["replay/reserved_bytes"] == pytest.approx(need, rel=0.01)
-    bare = dataclasses.replace(cfg.replay, frame_cache_bytes=0)
-    without = estimate_bytes(SPEC, bare, SPEC.cameras, language=True)
-    assert need - without == 410 * (6 + 9 + 16) + 710 * 8
-
-
-def test_features_of_frames_and_of_observations_live_next_to_each_other():
-    frames, mixed = CodedEmbedder(), MixingEmbedder(state=True)
-
-    class Both:
-        features = property(lambda self: frames.features | mixed.features)
-
-        def __call__(self, inputs):
-            return (frames if len(inputs) == 1 else mixed)(inputs)
-
-    replay = build(reading(), image_keys=KEYS, embed=Both())
-    episode, oracle = coded(1, 30), Oracle(mixed)
-    oracle.add(episode)
-    for record in records(episode, RNG(0)):
-        replay.insert("s", record)
-    assert replay.features_missing == 3 * 31
-    batch = replay.sample(RNG(0), 50)
-    assert set(batch.observations) == {"state", "features/a", "features/b", "mixed", "more"}
-    ticks = np.rint(batch.observations["state"] * NORMALISER.state_std + NORMALISER.state_mean)[:, 1]
-    np.testing.assert_array_equal(batch.observations["features/b"][:, 0, 1, 1], ticks)
-    np.testing.assert_array_equal(batch.observations["more"][:, 0], [oracle.features(1, int(t))[2] for t in ticks])
-
-
 def test_a_feature_of_what_observations_do_not_have_is_refused():
-    embed = MixingEmbedder(state=False)
     with pytest.raises(ConfigError, match=naming("mixed", "more", "prompt", "state", "images/a", "agent.language")):
-        build(config(), image_keys=KEYS, embed=embed)
-    embed = CodedEmbedder()
-    embed.features = {"far": FeatureSpec((1,), ("images/wrist",))}
-    with pytest.raises(ConfigError, match=naming("far", "images/wrist", "images/a", "agent.image_keys")):
-        build(config(), image_keys=KEYS, embed=embed)
-    feed(build(config(), image_keys=KEYS, embed=CodedEmbedder()), [coded(1)], RNG(0))
+        build(config(), image_keys=KEYS, embed=MixingEmbedder(state=False))

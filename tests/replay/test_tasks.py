@@ -6,8 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from coded_episodes import SPEC, config
-from coded_replay import RNG, build, coded
+from coded_replay import RNG, build, coded, reading
 from errors import naming
 
 from serl_chunk.config.agents.bc import BcConfig
@@ -15,18 +14,10 @@ from serl_chunk.config.agents.language import LanguageConfig
 from serl_chunk.config.agents.pi0 import PI0_PRESETS
 from serl_chunk.data.prompts import ByteTokenizer, Prompts
 from serl_chunk.learner.service import RecordRouter
-from serl_chunk.replay.memory import estimate_bytes
 from serl_chunk.types import PROMPT, PROMPT_MASK, Begin, DataError, Source
 
 OWN, LENGTH = "own task", 16
 PROMPTS = Prompts(ByteTokenizer(), LENGTH)
-
-
-def reading(**replay):
-    """An experiment whose agent reads language."""
-    cfg = config(**{"demo_fraction": "uniform", **replay})
-    agent = dataclasses.replace(cfg.agent, language=LanguageConfig("bytes", LENGTH))
-    return dataclasses.replace(cfg, agent=agent, robot=dataclasses.replace(cfg.robot, task=OWN))
 
 
 def text_of(number: int) -> str:
@@ -62,7 +53,7 @@ def check(replay, n=500):
 
 def test_texts_are_mixed_and_stay_with_their_episodes_while_others_leave():
     rng = RNG(1)
-    replay = build(reading(capacity=150, human_capacity=60))
+    replay = build(reading(LENGTH, OWN, capacity=150, human_capacity=60))
     replay.add_demo(*(episode_of(1000 + i) for i in range(4)))
     for i in range(60):  # several times round the ring, with interventions that are kept
         episode = coded(i, end=("success", "limit", "died")[i % 3])
@@ -81,23 +72,22 @@ def test_texts_are_mixed_and_stay_with_their_episodes_while_others_leave():
 def test_a_journal_puts_texts_back_whatever_was_numbered_first():
     rng = RNG(3)
     journal = [("s", record) for i in range(8) for record in records(coded(i), rng)]
-    router = RecordRouter(build(reading()))
+    router = RecordRouter(build(reading(LENGTH, OWN)))
     router._replay.add_demo(*(episode_of(1000 + i) for i in (4, 3, 2)))
     router.resume(0, 0)
     router.refill((n, session, record) for n, (session, record) in enumerate(journal))
     assert check(router._replay) == {*range(8), 1002, 1003, 1004}
 
 
-@pytest.mark.parametrize("windows", ["episode", "qc"])
-def test_shards_bring_their_texts(windows):
-    replay = build(reading(windows=windows, terminal_windows="drop"))
+def test_shards_bring_their_texts():
+    replay = build(reading(LENGTH, OWN, windows="qc", terminal_windows="drop"))
     for start in (0, 10, 20):
         replay.replace_demos([episode_of(start + i) for i in range(5)])
         assert check(replay) == {*range(start, start + 5)}
 
 
 def test_a_text_that_is_too_long_is_refused_and_nothing_is_kept():
-    replay = build(reading())
+    replay = build(reading(LENGTH, OWN))
     text = "a text of more than sixteen bytes"
     with pytest.raises(DataError, match=naming("e9", text, 34, LENGTH)):
         replay.insert("s", Begin("e9", task=text))
@@ -108,25 +98,11 @@ def test_a_text_that_is_too_long_is_refused_and_nothing_is_kept():
     replay.insert("s", Begin("e10", task="short"))
 
 
-def test_an_agent_without_language_has_neither_a_column_nor_entries():
-    """The estimate of memory has the column."""
-    cfg, languages = config(demo_fraction="uniform"), (False, True)
-    replay = build(cfg)
-    replay.add_demo(episode_of(3))
-    batch = replay.sample(RNG(0), 4)
-    assert set(batch.observations) == set(batch.next_observations) == {"state"}
-    assert replay._partitions.storage.steps.task is None
-    assert "replay/tasks" not in replay.stats()
-    plain, more = (estimate_bytes(SPEC, cfg.replay, (), language=language) for language in languages)
-    held = [build(c).stats()["replay/reserved_bytes"] for c in (config(), reading())]
-    assert more - plain == held[1] - held[0] > 0
-
-
 @pytest.mark.parametrize("pi05", [False, True])
 def test_prompts_of_pi0_have_one_length_in_a_call_of_the_sampler(pi05):
     pi0 = dataclasses.replace(PI0_PRESETS["tiny"], pi05=pi05)
     agent = BcConfig(policy="pi0", pi0=pi0, language=LanguageConfig("bytes", 100))
-    replay = build(dataclasses.replace(reading(), agent=agent))
+    replay = build(dataclasses.replace(reading(LENGTH, OWN), agent=agent))
     replay.add_demo(*(episode_of(1000 + i) for i in range(4)))
     replay.insert("s", Begin("long", "a text that is longer than the others"))
     for updates in (None, 3):

@@ -1,25 +1,25 @@
-"""A correction that comes from no actor: in the journal, in what its readers give, and never in an actor's stream."""
+"""Corrections that come from no actor: in the journal and to its readers; to a learner as files."""
 
 from __future__ import annotations
 
-import dataclasses
 import fcntl
 import itertools
+import json
+import threading
 import time
 
-import numpy as np
 import pytest
-from coded_episodes import SPEC, config, make, preprocess
+from coded_episodes import make
 from coded_replay import RNG
 from errors import naming
 from journal_runs import LIMITS, Run
 
-from serl_chunk.replay.replay import Replay
-from serl_chunk.runs.amend import FOLDER, RunAmender
+from serl_chunk.runs import amend
+from serl_chunk.runs.amend import FOLDER, AmendRequests, RunAmender, request
 from serl_chunk.runs.episodes import JOURNAL, RunSource
 from serl_chunk.runs.folder import RUN_LOCK
 from serl_chunk.transport.storage.record_store import RecordStore
-from serl_chunk.types import Amend, Begin, ConfigError, End, Outcome, SparseRows, StepBlock
+from serl_chunk.types import Amend, ConfigError, DataError, Outcome
 
 FAILED = Amend("e1", Outcome.FAILURE, "operator", reward=0.0)
 
@@ -51,6 +51,7 @@ def test_readers_have_the_correction_and_the_streams_of_actors_go_on_where_they_
     before = states(run)
     source = RunSource(run.path)
     assert source.about("b/e1").outcome is Outcome.SUCCESS
+    total = source.about("b/e1").episode_return
     amender.amend("b", "actor b", FAILED)
     amender.amend("a", "actor a", Amend("e2", discard=True))
     amender.close()
@@ -59,28 +60,11 @@ def test_readers_have_the_correction_and_the_streams_of_actors_go_on_where_they_
     end = fresh.read("b/e1").end
     assert (end.outcome, end.outcome_by, end.reward, end.terminated) == (Outcome.FAILURE, "operator", 0.0, True)
     assert fresh.about("b/e1").corrected_end.outcome is Outcome.FAILURE
+    assert fresh.about("b/e1").episode_return < total  # its last reward is 0
     assert states(run) == before
     with run.opened():  # the actors' next records have the numbers that follow
         run.feed([make(RNG(9), 21, session="b")])
     assert "b/e21" in RunSource(run.path).keys()
-    assert [note for note in RunSource(run.path).notes() if "discarded" not in note] == []
-
-
-def test_a_restarted_learner_replays_it(run, amender):
-    amender.amend("b", "actor b", FAILED)
-    amender.amend("a", "actor a", Amend("e2", discard=True))
-    amender.close()
-    cfg = config()
-    replay = Replay(SPEC, cfg, preprocess(cfg))
-    store = RecordStore(run.path / JOURNAL, LIMITS)
-    for stored in store.replay():
-        assert stored.delivered
-        replay.insert(f"{stored.actor_id}/{stored.session}", stored.record)
-    store.close()
-    held = {e.key[1]: e.outcome for e in replay._partitions.online.episodes.values()}
-    assert held["e1"] is Outcome.FAILURE
-    assert held["e3"] is Outcome.SUCCESS
-    assert "e2" not in held
 
 
 def test_labels_in_a_row_share_a_segment_which_survives_those_before_it(run, amender):
@@ -124,22 +108,122 @@ def test_the_run_is_free_again_soon(run):
                     time.sleep(0.01)
 
 
-def test_the_index_has_returns_and_the_lowest_value(tmp_path):
-    run = Run(tmp_path / "run")
-    coded = make(RNG(1), 3, session="a", end="success", every_frame=True)
-    steps = [coded.step(t) for t in range(coded.length)]
-    block = StepBlock.from_steps("e3", steps)
-    q = SparseRows(np.array([0, 1], np.int32), np.array([[0.5, 0.75], [-1.5, np.float32(-2)]], np.float32))
-    block = dataclasses.replace(block, sparse=block.sparse | {"decision/q": q})
-    with run.opened():
-        for record in (Begin("e3", task="stack"), block, End("e3", coded.length, None, True, False, Outcome.SUCCESS)):
-            run.put("a", record)
-    source = RunSource(run.path)
-    entry = source.about("a/e3")
-    assert entry.task == "stack"
-    assert entry.lowest_q == -1.5  # the better candidate of the worse decision
-    assert entry.episode_return == pytest.approx(float(block.reward.sum()))
-    source.amended("a/e3", Amend("e3", reward=0.25))
-    assert source.about("a/e3").episode_return == pytest.approx(float(block.reward[:-1].sum()) + 0.25)
-    source.amended("a/e3", Amend("e3", discard=True))
-    assert source._indexed().episodes == {}
+AMEND = Amend("e1", Outcome.FAILURE, "operator", terminated=False, reward=0.5)
+
+
+class Learner:
+    """Polls in a thread, and takes every correction as `answer` says: why it fails, or ""."""
+
+    def __init__(self, run, answer: str = "") -> None:
+        self.taken: list = []
+        self._answer = answer
+        self._requests = AmendRequests(run, self._correct)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _correct(self, session, actor_id, amend, done) -> None:
+        self.taken.append((session, actor_id, amend))
+        threading.Timer(0.05, done, [self._answer]).start()  # from another thread, as the server does
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.005):
+            self._requests.poll()
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._stop.set()
+        self._thread.join()
+
+
+def left(run) -> list[str]:
+    return sorted(p.name for p in (run / FOLDER).iterdir())
+
+
+def test_every_request_is_applied_once_and_leaves_nothing_and_a_refusal_comes_back_with_its_reason(tmp_path):
+    with Learner(tmp_path) as learner:
+        for k in range(3):
+            request(tmp_path, f"s{k}", "actor", AMEND, 20)
+        request(tmp_path, "s", "actor", Amend("e2", discard=True), 20)
+    assert [taken[0] for taken in learner.taken] == ["s0", "s1", "s2", "s"]
+    assert learner.taken[0] == ("s0", "actor", AMEND)
+    assert learner.taken[3][2] == Amend("e2", discard=True)
+    assert left(tmp_path) == []
+    with Learner(tmp_path, "the disk is full"), pytest.raises(DataError, match=naming(tmp_path, "the disk is full")):
+        request(tmp_path, "s", "actor", AMEND, 20)
+    assert left(tmp_path) == []
+
+
+def test_without_a_learner_it_is_withdrawn(tmp_path):
+    with pytest.raises(ConfigError, match=naming(tmp_path)):
+        request(tmp_path, "s", "actor", AMEND, 0.05)
+    assert left(tmp_path) == []
+    with Learner(tmp_path) as learner:
+        time.sleep(0.05)
+    assert learner.taken == []
+
+
+def test_one_that_was_claimed_is_waited_for(tmp_path):
+    """However long: it will be applied."""
+    applied = []
+
+    def slow(session, actor_id, amend, done):
+        threading.Timer(0.3, lambda: (applied.append(amend), done(""))).start()
+
+    learner = AmendRequests(tmp_path, slow)
+    thread = threading.Thread(target=request, args=(tmp_path, "s", "actor", AMEND, 0.1))
+    thread.start()
+    while thread.is_alive():
+        learner.poll()
+        time.sleep(0.001)
+    assert applied == [AMEND]
+
+
+def test_a_learner_that_is_killed_with_it_is_not_waited_for_forever_and_the_next_applies_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(amend, "_CLAIMED_S", 0.1)
+    learner = AmendRequests(tmp_path, lambda *_: None)
+    errors: list = []
+
+    def ask() -> None:
+        try:
+            request(tmp_path, "s", "a", AMEND, 0.1)
+        except ConfigError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    while thread.is_alive() and not list(tmp_path.glob(f"{FOLDER}/*.taken")):
+        learner.poll()
+    thread.join()
+    assert str(tmp_path) in str(errors[0])
+    assert len(left(tmp_path)) == 1
+    with Learner(tmp_path) as following:
+        while not following.taken:
+            time.sleep(0.005)
+    assert following.taken == [("s", "a", AMEND)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"outcome": "good"}, {"reward": float("nan")}, {"reward": 10**400}, {"terminated": 1}, {"session": None},
+     {"more": 1}, "{", "[" * 20000],
+)  # fmt: skip
+def test_a_malformed_one_is_refused_and_reaches_no_replay(tmp_path, change):
+    (tmp_path / FOLDER).mkdir()
+    content = {"session": "s", "actor_id": "a", **AMEND._asdict()}
+    text = change if isinstance(change, str) else json.dumps(content | change)
+    (tmp_path / FOLDER / "1.json").write_text(text)
+    with Learner(tmp_path) as learner:
+        while left(tmp_path) != ["1.refused"]:
+            time.sleep(0.005)
+    assert learner.taken == []
+    assert "1." in (tmp_path / FOLDER / "1.refused").read_text()
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / FOLDER).write_text("a file")
+    with pytest.raises(ConfigError, match=naming(tmp_path / FOLDER)):
+        request(tmp_path, "s", "actor", AMEND, 1)
+    AmendRequests(tmp_path, lambda *_: None).poll()

@@ -68,9 +68,8 @@ def test_streamed_demonstrations_are_marked_and_unfinished_ones_left_out(run):
     assert any("1 demonstrations have no end" in note for note in source.notes())
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_they_are_what_the_replay_has(run, seed):
-    rng = RNG(seed)
+def test_they_are_what_the_replay_has(run):
+    rng = RNG(1)
     episodes = [make(rng, k, session="ab"[k % 2]) for k in range(10)]
     cfg = config(max_image_age=3)
     replay = Replay(SPEC, cfg, preprocess(cfg, ("a", "b")))
@@ -101,7 +100,6 @@ def test_they_are_what_the_replay_has(run, seed):
         np.testing.assert_array_equal(ours.steps.observation["state"], theirs.steps.observation["state"])
         for key, rows in theirs.steps.sparse.items():
             np.testing.assert_array_equal(np.asarray(ours.steps.sparse[key].values), rows.values)
-    assert [n.split(" ", 1)[0] for n in source.notes()] == ["1", "1"]  # open, discarded
     assert source.about(f"{episodes[2].session}/e2").outcome is Outcome.SUCCESS
 
 
@@ -166,9 +164,6 @@ def test_a_dead_actor_s_episode_is_truncated_and_the_rest_of_it_is_not_delivered
     assert_equal(source.read("s/e1"), second)
     known = source.about("s/e1")
     assert (known.outcome, known.human_steps, known.length) == (Outcome.SUCCESS, 4, 9)
-    notes = "; ".join(source.notes())
-    for text in ("1 episodes have no end", "7 steps belong to no whole episode", "1 episodes without a step"):
-        assert text in notes
 
 
 def test_a_hole_is_never_closed_up(run, tmp_path):
@@ -197,16 +192,12 @@ def test_a_hole_is_never_closed_up(run, tmp_path):
         assert {k: e.steps.n for k, e in found.items()} == {k: n for k, n in expected.items() if k in found}
         assert set(expected) - set(found) <= still_open
         for e in episodes:
-            if e.episode_id in found and found[e.episode_id].steps.n < 30:
-                cut += 1
-                end = found[e.episode_id].end
-                assert (end.terminated, end.truncated, end.final_observation) == (False, True, None)
-                assert any("lack what followed" in note or "have no end" in note for note in source.notes())
-        for e in episodes:
             if e.episode_id in found:
-                state = found[e.episode_id].steps.observation["state"]
-                np.testing.assert_array_equal(state, e.episode().steps.observation["state"][: len(state)])
-        assert any("damaged stretches" in note for note in source.notes())
+                _, steps, end = found[e.episode_id]
+                cut += steps.n < 30
+                assert steps.n == 30 or (end.terminated, end.truncated, end.final_observation) == (False, True, None)
+                state = e.episode().steps.observation["state"]
+                np.testing.assert_array_equal(steps.observation["state"], state[: steps.n])
     assert cut > 1
 
 
@@ -288,16 +279,14 @@ def test_it_reads_beside_a_writer_and_its_torn_tail(run):
 BIG = dataclasses.replace(SPEC, cameras=(CameraSpec("a", 40, 48), CameraSpec("b", 3, 2)))
 
 
-def big_episode(number=0, length=10):
+def big_episode(number):
     """Frames of camera a too large for a message's header, those of b within it."""
-    e = coded(number, length, "success").episode()
-    rng = RNG(number)
-    sparse = dict(e.steps.sparse)
-    smooth = np.linspace(0, 200, 48, dtype=np.uint8)[None, None, :, None] + rng.integers(
-        0, 50, (length, 1, 1, 3), np.uint8
-    )
-    sparse["images/a"] = sparse["images/a"]._replace(values=np.broadcast_to(smooth, (length, 40, 48, 3)).copy())
-    final = e.end.final_observation | {"images/a": sparse["images/a"].values[0]}
+    e = coded(number, 10, "success").episode()
+    smooth = np.linspace(0, 200, 48, dtype=np.uint8)[None, None, :, None]
+    smooth = smooth + RNG(number).integers(0, 50, (10, 1, 1, 3), np.uint8)
+    images = np.broadcast_to(smooth, (10, 40, 48, 3)).copy()
+    sparse = e.steps.sparse | {"images/a": e.steps.sparse["images/a"]._replace(values=images)}
+    final = e.end.final_observation | {"images/a": images[0]}
     return e._replace(steps=dataclasses.replace(e.steps, sparse=sparse), end=e.end._replace(final_observation=final))
 
 
@@ -312,7 +301,7 @@ def big_run(path, **options) -> tuple[Run, list]:
     return run, episodes
 
 
-def test_frames_stay_in_the_journal_until_they_are_looked_at(tmp_path):
+def test_frames_stay_in_the_journal_until_they_are_looked_at_and_jpeg_files_as_they_are(tmp_path):
     run, episodes = big_run(tmp_path / "run")
     source = pickle.loads(pickle.dumps(RunSource(run.path)))
     for key, e in zip(source.keys(), episodes, strict=True):
@@ -321,20 +310,14 @@ def test_frames_stay_in_the_journal_until_they_are_looked_at(tmp_path):
         assert isinstance(frames, Frames)
         assert all(p.data is None for p in frames._pieces)
         np.testing.assert_array_equal(frames[7], e.steps.sparse["images/a"].values[7])
-        assert frames.encoded(0) is None
         assert_equal(read, e)
         check_episode("it", read, BIG)
-
-
-def test_jpeg_files_are_kept_as_they_are(tmp_path):
-    run, episodes = big_run(tmp_path / "run", jpeg_quality=90)
+    run, episodes = big_run(tmp_path / "jpeg", jpeg_quality=90)
     read = RunSource(run.path).read("s/e0")
     frames, original = read.steps.sparse["images/a"].values, episodes[0].steps.sparse["images/a"].values
     assert frames.encoded(2)[:3] == b"\xff\xd8\xff"  # a JPEG file
     assert np.abs(np.asarray(frames).astype(int) - original).mean() < 3
     np.testing.assert_array_equal(frames[4:6][1], frames[5])
-    np.testing.assert_array_equal(read.steps.action, episodes[0].steps.action)
-    assert read.end.final_observation["images/a"].shape == (40, 48, 3)
 
 
 def test_cameras_tasks_and_proportions(tmp_path):
@@ -345,12 +328,25 @@ def test_cameras_tasks_and_proportions(tmp_path):
     assert [k for k in episode.steps.sparse if k.startswith("images/")] == ["images/b"]
     assert sorted(episode.end.final_observation) == ["images/b", "state"]
     assert episode.begin.task == "stack"
-    bare = RunSource(run.path, ReadOptions(cameras=())).read("s/e0")
-    assert not [k for k in bare.steps.sparse if k.startswith("images/")]
-    with pytest.raises(ConfigError, match=naming("coded", "c", "a, b")):
-        RunSource(run.path, ReadOptions(cameras=("c",)))
-    with pytest.raises(ConfigError, match=naming(50, 20, "--hz")):
-        RunSource(run.path, ReadOptions(hz=20))
+
+
+def test_options_and_folders_that_do_not_fit_are_refused(tmp_path, run):
+    big_run(tmp_path / "big")
+    assert not is_run(tmp_path)
+    (run.path / "run.lock").touch()
+    assert FORMAT.matches(run.path)
+    for path, options, named in (
+        (tmp_path / "big", {"cameras": ("c",)}, ("coded", "c", "a, b")),
+        (tmp_path / "big", {"hz": 20}, (50, 20, "--hz")), (tmp_path, {}, (tmp_path, "config.json")),
+        (run.path, {}, (run.path, "journal/online", "transport.journal", "--local")),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=naming(*named)):
+            RunSource(path, ReadOptions(**options))
+    (run.path / JOURNAL).mkdir(parents=True)
+    assert RunSource(run.path).keys() == []
+    (run.path / "config.json").write_text(json.dumps({"format": folder.FORMAT}))
+    with pytest.raises(ConfigError, match=naming("config.json", "KeyError('robot_spec')")):
+        RunSource(run.path)
 
 
 def test_a_frame_that_is_damaged_is_named_when_the_episode_is_read(tmp_path):
@@ -363,20 +359,6 @@ def test_a_frame_that_is_damaged_is_named_when_the_episode_is_read(tmp_path):
     first.write_bytes(data)
     with pytest.raises(DataError, match=naming("s/e0", "00000000000000000000.journal", "byte")):
         list(map(source.read, source.keys()))
-
-
-def test_what_is_no_run_is_said(tmp_path, run):
-    assert not is_run(tmp_path)
-    (run.path / "run.lock").touch()
-    assert FORMAT.matches(run.path)
-    for path, named in ((tmp_path, ("config.json",)), (run.path, ("journal/online", "transport.journal", "--local"))):
-        with pytest.raises(ConfigError, match=naming(path, *named)):
-            RunSource(path)
-    (run.path / JOURNAL).mkdir(parents=True)
-    assert RunSource(run.path).keys() == []
-    (run.path / "config.json").write_text(json.dumps({"format": folder.FORMAT}))
-    with pytest.raises(ConfigError, match=naming("config.json", "KeyError('robot_spec')")):
-        RunSource(run.path)
 
 
 def test_what_a_learner_loaded_stays_whole_when_its_run_drops_segments(tmp_path):
@@ -426,10 +408,8 @@ def test_too_many_segments_for_the_files_a_process_may_open_are_said(tmp_path):
         "keys = source.keys(); n = int(sys.argv[2]); resource.setrlimit(resource.RLIMIT_NOFILE, (66, n)); "
         "source.hold(); print(source.keys() == keys)"
     )
-
-    def run_it(limit: int) -> subprocess.CompletedProcess:
+    for limit, out, error in ((200, "True\n", ""), (66, "", "more open files than the 66")):  # the soft one is raised
         command = [sys.executable, "-c", script, str(run.path), str(limit)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60)
-
-    assert run_it(200).stdout == "True\n"  # the soft limit is raised
-    assert "needs more open files than the 66 this process may have" in run_it(66).stderr
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.stdout == out
+        assert error in done.stderr

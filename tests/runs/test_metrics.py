@@ -1,7 +1,8 @@
-"""Rows are on disk at once, survive kills, full disks and threads, and are read back but for those a resume undid."""
+"""Rows survive kills and full disks, and are read back but for those a resume undid; wandb gets them, too."""
 
 import json
-import threading
+import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from errors import naming
 from metric_logs import Clock, add_episode, add_evaluation, open_log
 
-from serl_chunk.runs.metrics import METRICS_FILE, Counters, read_metrics
+from serl_chunk.runs.metrics import METRICS_FILE, WANDB_ID_FILE, Counters, read_metrics
 from serl_chunk.types import DataError
 
 
@@ -87,13 +88,16 @@ def test_an_evaluation_that_opens_the_file_takes_nothing_from_a_learner_that_wri
     assert (steps(tmp_path), steps(tmp_path, "eval"), read_metrics(tmp_path).bad_lines) == ([1, 2], [1], 0)
 
 
-def test_values_that_are_not_finite_become_null_and_are_told_once_per_key(tmp_path):
+def test_values_that_are_not_finite_become_null_and_lines_that_are_no_row_are_counted(tmp_path):
     with open_log(tmp_path) as log:
         for step in (7, 8):
             log.train(Counters(step, 0, 0), {"critic/critic_loss": float("nan"), "fine": 1.0})
         log.train(Counters(9, 0, 0), {"actor/actor_loss": np.float32("inf")})
         add_episode(log, Counters(9, 0, 0), q=[float("nan"), 0.5], g=[0.0, 0.1])
+    with (tmp_path / METRICS_FILE).open("a") as file:
+        file.write('gibberish\n[1]\n{"kind":"train"}\n\n')
     metrics = read_metrics(tmp_path)
+    assert metrics.bad_lines == 3
     assert [(row["critic/critic_loss"], row["fine"]) for row in metrics["train"][:2]] == [(None, 1.0)] * 2
     assert metrics["episode"][0]["q"] == [None, 0.5]
     texts = [row["text"] for row in metrics["event"]]
@@ -125,20 +129,6 @@ def test_a_full_disk_loses_rows_but_says_so_and_goes_on(tmp_path, caplog):
     assert (steps(tmp_path), metrics.bad_lines) == ([3, 4], 1)  # the twelve bytes
     assert ["3 metric rows" in row["text"] for row in metrics["event"]] == [True]
     assert sum("cannot write" in record.message for record in caplog.records) == 1
-
-
-def test_rows_of_several_threads_do_not_mix(tmp_path):
-    with open_log(tmp_path) as log:
-        write = lambda i: [log.train(Counters(i, k, 0), {"x": [0.5] * 99}) for k in range(50)]  # noqa: E731
-        work = [threading.Thread(target=write, args=(i,)) for i in range(4)]
-        for thread in work:
-            thread.start()
-        for thread in work:
-            thread.join()
-    metrics = read_metrics(tmp_path)
-    assert metrics.bad_lines == 0
-    found = {(row["step"], row["env_steps"]) for row in metrics["train"]}
-    assert found == {(i, k) for i in range(4) for k in range(50)}
 
 
 def test_what_cannot_be_a_metric_is_refused(tmp_path):
@@ -193,12 +183,6 @@ def test_episodes_that_a_resume_has_stay_and_others_are_superseded(tmp_path, fir
     assert steps(tmp_path, "episode", "actor_id") == left
 
 
-def test_lines_that_are_no_row_are_counted(tmp_path):
-    good = '{"kind":"train","wall":1.0,"step":1,"env_steps":1,"human_ticks":0}\n'
-    (tmp_path / METRICS_FILE).write_text(good + 'gibberish\n[1]\n{"kind":"train"}\n\n' + good)
-    assert (steps(tmp_path), read_metrics(tmp_path).bad_lines) == ([1, 1], 3)
-
-
 def test_an_evaluation_of_an_early_checkpoint_does_not_say_where_the_run_stands(tmp_path):
     clock = Clock()
     with open_log(tmp_path, clock) as log:
@@ -215,3 +199,117 @@ def test_an_evaluation_of_an_early_checkpoint_does_not_say_where_the_run_stands(
     last = metrics.last()
     assert (last["step"], last["env_steps"], last["human_ticks"], last["wall"]) == (20, 40, 1, 20.0)
     assert metrics.trained_wall(metrics["eval"][1]) == 15.0  # not 120, when it was evaluated
+
+
+class FakeWandb(types.ModuleType):
+    """Records what is asked of it; `fail` names the call that raises."""
+
+    def __init__(self, fail=""):
+        super().__init__("wandb")
+        self.fail, self.inits, self.logged, self.finished = fail, [], [], 0
+        self.Settings = dict
+        self.dir = "runs/first/wandb/offline-run-1/files"
+
+    def _call(self, name):
+        if name == self.fail:
+            raise ConnectionError("no route")
+
+    def init(self, **options):
+        self._call("init")
+        self.inits.append(options)
+        return self
+
+    def define_metric(self, *_, **__):
+        pass
+
+    def log(self, row):
+        self._call("log")
+        self.logged.append(row)
+
+    def finish(self):
+        self.finished += 1
+
+
+@pytest.fixture
+def wandb(monkeypatch, tmp_path):
+    for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "no_netrc"))
+    fake = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    return fake
+
+
+def test_wandb_continues_the_same_run_after_a_restart_and_says_where_it_is_written(tmp_path, wandb, caplog):
+    caplog.set_level("INFO", "serl_chunk")
+    for _ in range(2):
+        with open_log(tmp_path, wandb_project="p", wandb_name="n", config={"seed": 1}):
+            pass
+    first, second = wandb.inits
+    assert first["id"] == second["id"] == (tmp_path / WANDB_ID_FILE).read_text()
+    assert (first["project"], first["name"], first["config"], first["resume"]) == ("p", "n", {"seed": 1}, "allow")
+    assert wandb.finished == 2
+    assert "wandb sync runs/first/wandb/offline-run-1" in caplog.messages[0]
+
+
+def test_wandb_gets_the_numbers_under_hil_serls_names(tmp_path, wandb):
+    with open_log(tmp_path, wandb_project="p") as log:
+        log.train(Counters(4, 9, 2), {"critic/critic_loss": 0.5, "actor/actor_loss": float("nan")})
+        add_episode(log, Counters(4, 9, 2), success_without_intervention=0.35)
+        add_evaluation(log, Counters(4, 9, 2), mode="sampled")
+    train, episode, evaluation = wandb.logged
+    assert train == {"critic/critic_loss": 0.5, "wall": 0.0, "step": 4, "env_steps": 9, "human_ticks": 2}
+    wanted = {"environment/succeed": 1, "environment/success_without_intervention": 0.35, "environment/episode/r": 1.0}
+    assert episode | wanted == episode
+    assert evaluation["eval/sampled/success_rate"] == 0.9
+
+
+def test_wandb_is_offline_without_a_key_or_a_network(tmp_path, wandb, monkeypatch):
+    def mode(**options):
+        with open_log(tmp_path, wandb_project="p", **options):
+            return wandb.inits[-1]["mode"]
+
+    assert mode() == "offline"
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:1")  # no server listens there
+    assert mode() == "offline"
+    monkeypatch.setattr("socket.create_connection", lambda *_, **__: types.SimpleNamespace(close=lambda: None))
+    assert mode() == "online"
+    assert mode(offline=True) == "offline"
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    assert mode() == "disabled"
+
+
+@pytest.mark.parametrize("fail", ["init", "log"])
+def test_a_failure_of_wandb_is_said_once_and_training_goes_on(tmp_path, wandb, fail):
+    wandb.fail = fail
+    with open_log(tmp_path, wandb_project="p") as log:
+        for step in range(3):
+            log.train(Counters(step, 0, 0), {"loss": 1.0})
+    metrics = read_metrics(tmp_path)
+    assert len(metrics["train"]) == 3
+    (event,) = metrics["event"]
+    assert "no route" in event["text"]
+
+
+def test_wandb_that_is_not_installed_is_said_with_the_remedy_where_it_is_on(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)  # importing it raises
+    for folder, options, said in ((tmp_path / "on", {"wandb_project": "p"}, True), (tmp_path / "off", {}, False)):
+        with open_log(folder, **options) as log:
+            log.train(Counters(0, 0, 0), {"loss": 1.0})
+        metrics = read_metrics(folder)
+        assert ["pip install wandb" in row["text"] for row in metrics["event"]] == [True] * said
+        assert (len(metrics["train"]), (folder / WANDB_ID_FILE).exists()) == (1, False)
+
+
+def test_the_real_wandb_writes_an_offline_run(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    with open_log(tmp_path, wandb_project="p", wandb_name="n", offline=True) as log:
+        log.train(Counters(2, 5, 0), {"critic/critic_loss": 0.5})
+        log.train(Counters(1, 5, 0), {"critic/critic_loss": 0.5})  # as after a resume
+    assert read_metrics(tmp_path)["event"] == []
+    (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    assert file.stem == "run-" + (tmp_path / WANDB_ID_FILE).read_text()

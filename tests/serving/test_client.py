@@ -1,21 +1,24 @@
-"""The client of policy servers: answers, losses, refusals."""
+"""The client of policy servers: answers, losses, refusals, addresses and keys."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
+import sys
 import threading
 import time
 
 import numpy as np
 import pytest
+from errors import naming
 from policy_servers import MAX_BYTES, StatePolicy, request, server_of
 from transport_tools import eventually
 
 from serl_chunk.serving import client as client_module
-from serl_chunk.serving import codec
+from serl_chunk.serving import codec, endpoint
 from serl_chunk.serving.client import PolicyClient, RefusedError, ServerAwayError
-from serl_chunk.serving.endpoint import Address
+from serl_chunk.serving.endpoint import Address, authorization, client_key, is_authorized, read_key, websockets
+from serl_chunk.types import ConfigError
 
 websockets_server = pytest.importorskip("websockets.server")
 sync_server = pytest.importorskip("websockets.sync.server")
@@ -44,9 +47,8 @@ def answers(client, first=0.7):
     np.testing.assert_allclose(client.infer(request(first))["actions"][0], [first, 0.5])
 
 
-def test_it_waits_for_a_server_and_gets_its_answers(caplog):
-    server = server_of(StatePolicy())
-    with server:
+def test_it_waits_for_a_server_and_gets_its_answers():
+    with server_of(StatePolicy()) as server:
         port = server.port
     with client_of(port) as client:
         assert not client.wait(0.3)
@@ -58,10 +60,9 @@ def test_it_waits_for_a_server_and_gets_its_answers(caplog):
             assert client.waiting == ""
             assert client.metadata == {"robot": "line"}
             answers(client, 0.25)
-    assert sum("cannot be reached" in line for line in caplog.messages) == 1  # said once, not at every attempt
 
 
-def test_a_lost_server_is_connected_to_again(caplog):
+def test_a_lost_server_is_connected_to_again():
     with contextlib.ExitStack() as stack:
         with server_of(StatePolicy()) as server:
             client = stack.enter_context(client_of(server.port))
@@ -71,12 +72,9 @@ def test_a_lost_server_is_connected_to_again(caplog):
         assert f"{server.port}" in client.waiting
         with pytest.raises(ServerAwayError):
             client.infer(request())
-        assert "is lost" in caplog.text
-        assert "holds" in caplog.text
         with server_of(StatePolicy(), port=server.port):
             assert client.wait(10)
             answers(client)
-        assert "connected again, after" in caplog.text
 
 
 def test_a_refused_request_is_tried_again_then_given_up():
@@ -123,14 +121,13 @@ def test_a_silent_server_is_lost_after_its_time(monkeypatch):
         assert time.monotonic() - began < 0.9
 
 
-@pytest.mark.parametrize("how", ["interrupt", "stop", "close"])
+@pytest.mark.parametrize("how", ["interrupt", "stop"])
 def test_a_wait_for_a_reply_can_be_ended(how):
     stop = threading.Event()
     with server_of(StatePolicy(seconds=1.5)) as server:
         client = PolicyClient(Address("127.0.0.1", server.port), stop=stop.is_set)
         assert client.wait(10)
-        end = {"interrupt": client.interrupt, "stop": stop.set, "close": client.close}[how]
-        threading.Timer(0.2, end).start()
+        threading.Timer(0.2, client.interrupt if how == "interrupt" else stop.set).start()
         began = time.monotonic()
         with pytest.raises(ServerAwayError):
             client.infer(request())
@@ -191,7 +188,7 @@ def test_a_second_reply_is_not_taken_for_that_of_the_next_request_and_text_moves
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="of Linux")
-@pytest.mark.parametrize("ends", [None, "interrupt", "close"])
+@pytest.mark.parametrize("ends", [None, "close"])
 def test_a_server_that_reads_nothing_is_lost_after_its_time(ends, monkeypatch):
     """A request larger than the kernel's buffers is not sent for minutes."""
     monkeypatch.setattr(client_module, "ANSWER_S", 0.5 if ends is None else 60)
@@ -222,7 +219,7 @@ def test_a_server_that_reads_nothing_is_lost_after_its_time(ends, monkeypatch):
     thread.join()
 
 
-def test_an_error_of_any_kind_is_no_end_of_the_attempts(caplog):
+def test_an_error_of_any_kind_is_no_end_of_the_attempts():
     """A host that cannot be encoded is a UnicodeError, a redirect to no address a ValueError."""
     with client_of(0) as client:
         client.address = Address.parse("openpi://gpu..lab:8000", "actor.policy")
@@ -230,7 +227,6 @@ def test_an_error_of_any_kind_is_no_end_of_the_attempts(caplog):
         with server_of(StatePolicy()) as server:
             client.address = Address("127.0.0.1", server.port)
             assert client.wait(10)
-    assert "gpu..lab:8000 cannot be reached (" in caplog.text
 
 
 def test_closing_waits_for_no_handshake_and_no_server():
@@ -243,3 +239,58 @@ def test_closing_waits_for_no_handshake_and_no_server():
             each.close()
             assert time.monotonic() - began < 1
         connection.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port", "url"),
+    [("openpi://10.0.0.7", "10.0.0.7", 8000, "ws://10.0.0.7:8000"),
+     ("openpi://[::1]:8001/", "::1", 8001, "ws://[::1]:8001")],
+)  # fmt: skip
+def test_addresses(text, host, port, url):
+    address = Address.parse(text, "actor.policy")
+    assert (*address, address.url) == (host, port, url)
+
+
+@pytest.mark.parametrize(
+    "text", ["ws://robot:8000", "openpi://", "openpi://a:70000", "openpi://a b:1", "openpi://key@robot:8000",
+             "openpi://robot:8000/path"],
+)  # fmt: skip
+def test_other_addresses_are_refused(text):
+    with pytest.raises(ConfigError, match=naming("actor.policy", "openpi://HOST:PORT")):
+        Address.parse(text, "actor.policy")
+
+
+@pytest.mark.parametrize("text", [b"", b"a key with spaces", b"k" * 20 + b"\n" + b"m" * 20, b"\xff" * 20])
+def test_other_files_are_no_keys_and_stay_secret(tmp_path, text):
+    (tmp_path / "key").write_bytes(text)
+    with pytest.raises(ConfigError, match=naming("api_key", tmp_path / "key")) as error:
+        read_key(str(tmp_path / "key"), "api_key")
+    assert "kkkk" not in str(error.value)
+
+
+def test_a_clients_key_comes_from_the_setting_or_the_environment(tmp_path, monkeypatch):
+    monkeypatch.delenv(endpoint.KEY_VARIABLE, raising=False)
+    assert client_key("", "actor.policy_key") == ""
+    with pytest.raises(ConfigError, match=naming("actor.policy_key", tmp_path / "absent")):
+        client_key(str(tmp_path / "absent"), "actor.policy_key")
+    (tmp_path / "a").write_text("a" * 16 + "\n")
+    (tmp_path / "b").write_text("b" * 20)
+    monkeypatch.setenv(endpoint.KEY_VARIABLE, str(tmp_path / "a"))
+    assert client_key("", "actor.policy_key") == "a" * 16
+    assert client_key(str(tmp_path / "b"), "actor.policy_key") == "b" * 20
+    monkeypatch.setenv(endpoint.KEY_VARIABLE, str(tmp_path / "absent"))
+    with pytest.raises(ConfigError, match=naming(endpoint.KEY_VARIABLE)):
+        client_key("", "actor.policy_key")
+
+
+def test_headers_and_without_the_library_its_extra(monkeypatch):
+    key = "k" * 16
+    header = authorization(key)["Authorization"]
+    assert (header, authorization("")) == (f"Api-Key {key}", {})
+    assert is_authorized(None, "")
+    assert is_authorized(header, key)
+    others = (None, "", key, f"Api-Key {key}x", f"Bearer {key}", "Api-Key \xe9\udce9")
+    assert not [other for other in others if is_authorized(other, key)]
+    monkeypatch.setitem(sys.modules, "websockets", None)
+    with pytest.raises(ConfigError, match=r"serl-chunk\[serve\]"):
+        websockets()

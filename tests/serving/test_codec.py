@@ -96,20 +96,15 @@ def test_arrays_have_openpis_layout_and_are_read_only():
     read = unpack(pack({"x": array}), LIMIT)["x"]
     np.testing.assert_array_equal(read, array)
     assert not read.flags.writeable
-    np.testing.assert_array_equal(unpack(pack({"x": np.arange(3, dtype=">i4")}), LIMIT)["x"], [0, 1, 2])
-
-
-def test_numbers_and_texts_of_numpy_become_plain():
     generic = {b"__npgeneric__": True, b"data": "pick", b"dtype": "<U4"}
     assert unpack(msgpack.packb({"prompt": generic}), LIMIT) == {"prompt": "pick"}
-    assert unpack(pack({"n": np.int64(3), "b": np.True_}), LIMIT) == {"n": 3, "b": True}
     assert math.isnan(unpack(pack({"x": math.nan}), LIMIT)["x"])
 
 
 @pytest.mark.parametrize(
     ("value", "named"),
-    [(np.array([object()], object), "object"), (np.array(["text"]), "<U4"), (np.zeros(2, np.complex64), "complex64"),
-     ({"deep": {1: 2}}, "x.deep"), (2**64, "x"), ({1, 2}, "set"), ("\ud800", "x"), ("a" * (MAX_TEXT + 1), MAX_TEXT)],
+    [(np.array([object()], object), "object"), ({"deep": {1: 2}}, "x.deep"), (2**64, "x"), ({1, 2}, "set"),
+     ("\ud800", "x"), ("a" * (MAX_TEXT + 1), MAX_TEXT)],
 )  # fmt: skip
 def test_what_no_message_holds_is_named(value, named):
     with pytest.raises(WireError, match=naming("x", named)):
@@ -123,7 +118,7 @@ def extra(code: object) -> bytes:
 @pytest.mark.parametrize(
     ("message", "named"),
     [*((data, "") for data in (
-        b"", b"\xc1", msgpack.packb([1]), msgpack.packb(3), b"\x81\xa1x", pack({"x": 1}) + b"\x00")),
+        b"", b"\xc1", msgpack.packb([1]), b"\x81\xa1x", pack({"x": 1}) + b"\x00")),
      (b"\x82\xa1x\x01\xa1x\x02", "twice"), (extra(msgpack.ExtType(5, b"abcd")), ""),  # timestamps are some of these
      (b"\x00" * (LIMIT + 1), str(LIMIT + 1)),
      (b"\x81\xa1x\xdc\xff\xff" + b"\x90" * 0xFFFF, str(MAX_VALUES)),  # a list of empty lists, a byte each
@@ -139,10 +134,9 @@ def test_what_is_no_map_or_too_large_or_too_deep_or_no_number_is_refused(message
 
 @pytest.mark.parametrize(
     ("change", "named"),
-    [({b"dtype": "|O"}, "|O"), ({b"dtype": ">f4"}, ">f4"), ({b"dtype": b"<f4"}, "<f4"), ({b"shape": [3]}, 12),
-     ({b"shape": [-1, 2]}, -1), ({b"shape": [2**39, 2**39, 0]}, "shape"), ({b"shape": [True, 2]}, "shape"),
-     ({b"shape": 2}, "shape"), ({b"data": "text"}, "data"), ({b"more": 1}, "array"), ({b"__ndarray__": 1}, "array"),
-     ({b"__ndarray__": False}, "array")],
+    [({b"dtype": "|O"}, "|O"), ({b"dtype": b"<f4"}, "<f4"), ({b"shape": [3]}, 12), ({b"shape": [-1, 2]}, -1),
+     ({b"shape": [2**39, 2**39, 0]}, "shape"), ({b"shape": [True, 2]}, "shape"), ({b"shape": 2}, "shape"),
+     ({b"data": "text"}, "data"), ({b"more": 1}, "array"), ({b"__ndarray__": False}, "array")],
 )  # fmt: skip
 def test_bad_arrays_are_refused_and_named(change, named):
     form = {b"__ndarray__": True, b"data": bytes(8), b"dtype": "<f4", b"shape": [2]} | change

@@ -33,14 +33,7 @@ ENDS = ("success", "failure", "limit", "died", "terminated_without_observation")
 
 
 def config(
-    horizon=6,
-    critic_horizon=4,
-    return_steps=None,
-    *,
-    scale=0.5,
-    offset=0.25,
-    failure_reward=0.75,
-    **replay,
+    horizon=6, critic_horizon=4, return_steps=None, *, scale=0.5, offset=0.25, failure_reward=0.75, **replay
 ) -> ExperimentConfig:
     """Powers of two, so that every number below is exact in float32."""
     return ExperimentConfig(

@@ -1,8 +1,11 @@
 """Short ways to a replay of coded episodes."""
 
-import numpy as np
-from coded_episodes import SPEC, Coded, preprocess
+import dataclasses
 
+import numpy as np
+from coded_episodes import SPEC, Coded, config, preprocess
+
+from serl_chunk.config.agents.language import LanguageConfig
 from serl_chunk.replay.replay import Replay
 from serl_chunk.replay.step_storage import HELD_COLUMNS
 from serl_chunk.types import HUMAN_DIMS, IMAGE_PREFIX, STATE, STEP_COLUMNS, DataError, Episode, SparseRows, StepBlock
@@ -71,3 +74,10 @@ def _decoded(storage, c, slots):
     if load is not None:
         load()
     return images
+
+
+def reading(length, task, **replay):
+    """An experiment whose agent reads language, of so many tokens; `task`: the experiment's own text."""
+    cfg = config(**{"demo_fraction": "uniform", **replay})
+    agent = dataclasses.replace(cfg.agent, language=LanguageConfig("bytes", length))
+    return dataclasses.replace(cfg, agent=agent, robot=dataclasses.replace(cfg.robot, task=task))

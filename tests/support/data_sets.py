@@ -49,6 +49,8 @@ def amended(path: Path, changes: Content) -> Path:
     else:
         rows = pickle.loads(path.read_bytes())
         for name, value in changes.items():
+            if not name:  # all of it
+                return pickled(path, value)
             here = rows
             *outer, key = [int(part) if part.isdigit() else part for part in name.split("/")]
             for part in outer:

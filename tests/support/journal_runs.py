@@ -12,6 +12,7 @@ from serl_chunk.data.source import decode_images
 from serl_chunk.runs.episodes import JOURNAL
 from serl_chunk.runs.folder import FORMAT
 from serl_chunk.transport.storage.record_store import RecordStore
+from serl_chunk.types import STEP_COLUMNS
 from serl_chunk_robot.wire.codec import Limits
 
 RNG = np.random.default_rng
@@ -58,19 +59,21 @@ class Run:
 
 
 def assert_equal(a, b) -> None:
+    """Two episodes are equal in every field, dtype and byte; their images as they are decoded."""
     a, b = decode_images(a), decode_images(b)
     assert a.begin == b.begin
+    assert (a.steps.episode_id, a.steps.first_tick) == (b.steps.episode_id, b.steps.first_tick)
     assert a.end._replace(final_observation=None) == b.end._replace(final_observation=None)
     assert (a.end.final_observation is None) == (b.end.final_observation is None)
-    flat = [
-        {n: getattr(e.steps, n) for n in ("action", "reward", "source", "decision_tick", "policy_version", "stamp")}
+    of_a, of_b = (
+        {name: getattr(e.steps, name) for name in ("action", *STEP_COLUMNS)}
         | e.steps.observation
         | {f"index/{k}": r.index for k, r in e.steps.sparse.items()}
         | {k: r.values for k, r in e.steps.sparse.items()}
         | {f"final/{k}": v for k, v in (e.end.final_observation or {}).items()}
         for e in (a, b)
-    ]
-    assert sorted(flat[0]) == sorted(flat[1])
-    for key in flat[0]:
-        assert flat[0][key].dtype == flat[1][key].dtype, key
-        np.testing.assert_array_equal(flat[0][key], flat[1][key], err_msg=key)
+    )
+    assert sorted(of_a) == sorted(of_b)
+    for key, value in of_a.items():
+        assert (value.dtype, value.shape) == (of_b[key].dtype, of_b[key].shape), key
+        assert value.tobytes() == of_b[key].tobytes(), key

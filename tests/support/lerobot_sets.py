@@ -1,10 +1,11 @@
-"""Episodes for LeRobot data sets, and the data sets themselves, written without the pipeline of conversions."""
+"""Episodes for LeRobot data sets, the data sets, written without the pipeline of conversions, and changes of these."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,10 @@ from serl_chunk.types import Begin, End, Episode, Outcome, Source, SparseRows, S
 
 HZ = 50.0
 HEIGHT, WIDTH = 16, 24
+DATA, EPISODES = "data/chunk-000/file-000.parquet", "meta/episodes/chunk-000/file-000.parquet"
+SIDE, INFO = "meta/serl_chunk.parquet", "meta/info.json"
+TOP, VIDEO = "observation.images.top", "videos/observation.images.top/chunk-000/file-000.mp4"
+Change = Callable[[Any], Any]
 
 
 def smooth(seed: int, t: int, height: int = HEIGHT, width: int = WIDTH) -> np.ndarray:
@@ -100,12 +105,82 @@ def contents(folder: Path) -> dict[str, str]:
     return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
 
 
-def rewrite(path: Path, change: Callable[[pa.Table], pa.Table], **options: Any) -> None:
-    """Change a Parquet file."""
-    pq.write_table(change(pq.read_table(path)), path, **options)
+def column(name: str, values: Any) -> Change:
+    """A table with these values in a column, or what a function makes of the list of those that were there."""
+
+    def change(table: pa.Table) -> pa.Table:
+        new = values(table.column(name).to_pylist()) if callable(values) else values
+        new = new if isinstance(new, pa.Array) else pa.array(new)
+        return table.set_column(table.schema.get_field_index(name), name, new)
+
+    return change
 
 
-def edit(path: Path, **values: Any) -> None:
-    """Set entries of a JSON file, or remove those that are None."""
-    about = json.loads(path.read_text()) | values
-    path.write_text(json.dumps({k: v for k, v in about.items() if v is not None}))
+def at(i: int, value: Any) -> Change:
+    return lambda rows: [value(row) if k == i and callable(value) else value if k == i else row
+                         for k, row in enumerate(rows)]  # fmt: skip
+
+
+def without(*names: str) -> Change:
+    return lambda table: table.drop_columns(list(names))
+
+
+def info(**values: Any) -> Change:
+    return lambda about: {k: v for k, v in (about | values).items() if v is not None}
+
+
+def feature(name: str, **values: Any) -> Change:
+    return lambda about: about | {"features": about["features"] | {name: about["features"].get(name, {}) | values}}
+
+
+def kept_type(name: str, i: int, change: Change) -> Change:
+    """Change entry `i` of a column of lists of structures, whose type remains."""
+
+    def changed(table: pa.Table) -> pa.Table:
+        rows = table.column(name).to_pylist()
+        rows[i] = change(rows[i])
+        return column(name, pa.array(rows, table.schema.field(name).type))(table)
+
+    return changed
+
+
+def amend(folder: Path, name: str, change: Change | int | str | None, **options: Any) -> Path:
+    """Change a table or a JSON file; keep so many bytes of it; write a text; or remove it."""
+    path = folder / name
+    if change is None:
+        path.unlink()
+    elif isinstance(change, int):
+        path.write_bytes(path.read_bytes()[:change])
+    elif isinstance(change, str):
+        path.write_text(change)
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(change(json.loads(path.read_text()))))
+    else:
+        pq.write_table(change(pq.read_table(path)), path, **options)
+    return folder
+
+
+def drop(folder: Path, *columns: str) -> None:
+    """A data set that never had these columns."""
+    amend(folder, DATA, without(*columns))
+    amend(folder, INFO, lambda about: about | {
+        "features": {k: v for k, v in about["features"].items() if k not in columns}
+    })  # fmt: skip
+
+
+def variants(root: Path) -> dict[str, Path]:
+    """Ours; with partial interventions; with videos; and without what only we write, also of the older version."""
+    episodes = several()
+    found = {
+        "ours": write(LeRobotSink(root / "ours"), episodes),
+        "shared": write(LeRobotSink(root / "shared"), [episodes[0], shared(episodes[1], 2, 6), *episodes[2:]]),
+        "v2.1": write(LeRobotSink(root / "v2.1", "v2.1"), episodes),
+        "video": write(LeRobotSink(root / "video", mode="video"), [episode_of(0, 6), episode_of(1, 6)]),
+    }
+    for name, of in (("foreign", "ours"), ("bare", "video")):
+        found[name] = Path(shutil.copytree(found[of], root / name))
+    features = json.loads((found["foreign"] / INFO).read_text())["features"]
+    drop(found["foreign"], *(k for k in features if k.startswith("complementary_info.") or k == "next.success"))
+    for name in ("foreign", "v2.1", "bare"):
+        (found[name] / SIDE).unlink()
+    return found

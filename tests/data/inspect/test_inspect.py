@@ -63,12 +63,9 @@ def test_clean_episodes_have_no_findings_and_their_facts_are_counted(spec):
     found = look(*episodes, spec=wide, horizon=30, progress=lambda *a: calls.append(a))
     assert found.findings == ()
     assert (found.available, found.looked_at, found.steps) == (3, 3, 120)
-    plain = found.to_json()
-    assert plain["lengths"] == {"low": 30, "median": 40, "high": 50}
-    assert plain["rewards"] == {"low": 0, "median": 1, "high": 1}
+    assert found.to_json()["lengths"] == {"low": 30, "median": 40, "high": 50}
     assert found.measured_hz == pytest.approx(50)
     assert (found.count(Outcome.SUCCESS), found.count(Outcome.FAILURE)) == (2, 1)
-    assert [e.terminated for e in found.episodes] == [True, False, True]
     assert found.shares == pytest.approx({"HUMAN": 4 / 120, "SCRIPTED": 116 / 120})
     assert (found.episodes[2].segments, found.tasks()) == (2, {"stack": 3})
     sizes = {name: (c[0].height, c[0].width, [each.frames for each in c]) for name, c in found.cameras().items()}
@@ -78,7 +75,6 @@ def test_clean_episodes_have_no_findings_and_their_facts_are_counted(spec):
     np.testing.assert_allclose([d.std for d in found.state], states.std(0, dtype=np.float64), rtol=1e-6)
     changes = np.concatenate([np.abs(np.diff(e.steps.action, axis=0)) for e in episodes])
     np.testing.assert_allclose(found.changes[[0, 3]], [np.median(changes, axis=0), changes.max(0)], rtol=1e-6)
-    assert found.notes == ("the rate was guessed",)
     assert calls == [(1, 3), (2, 3), (3, 3)]
 
 
@@ -94,16 +90,12 @@ def test_unreadable_short_and_repeated_episodes_are_found(spec):
         moving(spec, 9), moving(spec, 30, 1), moving(spec, 9), moving(spec, seed=4), horizon=10, max_episodes=3
     )
     assert (found.available, found.looked_at, len(found.episodes)) == (4, 3, 3)
-    assert said(found, "short") == [f"ep{i}: 9 steps, fewer than the 10 of a chunk" for i in (0, 2)]
-    assert said(found, "duplicate episode") == ["ep2: the same states and actions as ep0"]
+    assert [text.split(":")[0] for text in said(found, "short")] == ["ep0", "ep2"]
+    assert only(found, "duplicate episode").episode == "ep2"
     plain = json.loads(json.dumps(found.to_json(), allow_nan=False))
     assert (plain["ok"], plain["outcomes"]["success"]) == (True, 3)
-    assert plain["episodes"][0]["cameras"]["top"]["height"] == 4
-    assert plain["findings"][0]["kind"] == found.findings[0].kind
     silent = changed(moving(spec, seed=1), reward=np.zeros(40, np.float32))
-    assert said(look(moving(spec), silent), "reward") == ["ep1: a success without any reward"]
-    unknown = silent._replace(end=silent.end._replace(outcome=Outcome.UNKNOWN, terminated=False, truncated=True))
-    assert "Give success or scores" in only(look(unknown), "reward").text
+    assert only(look(moving(spec), silent), "reward").episode == "ep1"
     corrected = silent._replace(end=silent.end._replace(reward=0.5))
     assert look(corrected).episodes[0].reward == 0.5
 
@@ -113,46 +105,39 @@ def test_time_that_does_not_go_on_and_the_largest_gap_name_episode_and_tick(spec
     back.steps.stamp[[17, 30]] = back.steps.stamp[[16, 28]]
     fault = only(look(moving(spec), back), "time", "fault")
     assert (fault.episode, fault.tick) == ("ep1", 17)
-    assert "and 1 more such tick" in fault.text
-    assert "tick 17 (0.32 s) is not after that of the tick before (0.32 s)" in fault.text
     late.steps.stamp[10:] += 0.015  # a late tick is none
     late.steps.stamp[25:] += 0.1
     late.steps.stamp[30:] += 0.03
     gap = only(look(late), "gap")
     assert (gap.episode, gap.tick) == ("ep0", 25)
-    assert "0.12 s after the one before, 6 periods, and 1 more such tick" in gap.text
+    assert "6 periods" in gap.text
 
 
 def test_rates_that_differ_are_remarked(spec):
     fast, slow = [moving(spec, seed=s) for s in range(3)], moving(spec, seed=3, hz=25)
-    assert said(look(*fast, slow), "rate") == ["ep3: 25 Hz by its stamps, 50 Hz in most episodes"]
-    assert "the stamps are 50 Hz, 30 Hz is declared" in only(look(*fast, hz=30.0), "rate").text
+    assert only(look(*fast, slow), "rate").episode == "ep3"
     untimed = changed(moving(spec), stamp=np.zeros(40))
-    assert "no rate is declared. Give hz" in only(look(untimed, hz=None), "rate").text
-    assert only(look(untimed), "rate").text == "the episodes have no time stamps"
+    for found in (look(*fast, hz=30.0), look(untimed, hz=None), look(untimed)):
+        only(found, "rate")
 
 
 def test_another_robots_episode_and_missing_and_differing_cameras_are_faults(spec, joints_spec):
     found = look(moving(spec, cameras=False), moving(joints_spec, seed=1, cameras=False))
-    fault = only(found, "dimensions", "fault")
-    assert fault.text == (
-        "ep1: 2 state values and 2 actions, where episode ep0 has 5 and 3; they are of different robots"
-    )
+    assert only(found, "dimensions", "fault").episode == "ep1"
     assert len(found.state) == 5
     missing, other = moving(spec, seed=1), moving(spec, seed=2)
     del missing.steps.sparse["images/top"]
     rows = other.steps.sparse["images/wrist"]
     other.steps.sparse["images/wrist"] = SparseRows(rows.index, rows.values[:, :2])
-    assert said(look(moving(spec), missing, other), "cameras") == [
-        "ep1: no frames of camera top, which 2 other episodes have (it has: wrist)",
-        "ep2: camera wrist has 2x3 pixels, elsewhere 3x3",
-    ]
+    missing, other = said(look(moving(spec), missing, other), "cameras")
+    assert "camera top" in missing
+    assert "camera wrist has 2x3 pixels, elsewhere 3x3" in other
 
 
 def test_constant_and_clipped_dimensions_are_named_but_not_grippers_or_switches(spec):
     still = moving(spec)
     still.steps.observation["state"][:, [1, 3]] = 0.25
-    assert said(look(still), "constant") == ["state: constant in 2 dimensions: 1 (at 0.25), 3 (at 0.25)"]
+    assert "1 (at 0.25), 3 (at 0.25)" in only(look(still), "constant").text
     rng = np.random.default_rng(0)
     action = rng.normal(size=(2, 40, 3)).clip(-0.8, 0.8).astype(np.float32)
     action[:, :, 1] = action[:, :, 1] > 0  # a switch
@@ -160,9 +145,7 @@ def test_constant_and_clipped_dimensions_are_named_but_not_grippers_or_switches(
     for robot, dims in ((None, "2 dimensions: 0 (-0.8 on"), (spec, "dimension 0 (-0.8 on")):
         (text,) = [t for t in said(look(*episodes, spec=robot), "clipped") if t.startswith("action")]
         assert dims in text
-    (d, _, _), share = look(*episodes).action, (action[..., 0] == np.float32(-0.8)).mean()
-    assert d.at_low == pytest.approx(share)
-    assert f"{max(d.at_low, d.at_high):.0%}" in text
+    assert look(*episodes).action[0].at_low == pytest.approx((action[..., 0] == np.float32(-0.8)).mean())
     action[0, :20, 0], action[1, 7, 0] = 5, 6  # an extreme that a later episode exceeds is not counted
     d = look(*(changed(e, action=a) for e, a in zip(episodes, action, strict=True))).action[0]
     assert (d.high, d.at_high) == (6, 1 / 80)
@@ -175,35 +158,29 @@ def test_jumps_name_episode_and_tick_and_smooth_motion_switches_and_noise_have_n
     found = look(moving(spec, 100), spike, step)
     jumps = {(f.episode, f.tick): f.text for f in found.findings if f.kind == "jump"}
     assert set(jumps) == {("ep1", 33), ("ep2", 60)}  # not the way back of the spike
-    assert jumps["ep1", 33].startswith("ep1: tick 33: action 0 jumps by ")
-    assert "for one tick" in jumps["ep1", 33]
+    assert "action 0" in jumps["ep1", 33]
     action = np.random.default_rng(0).uniform(-1, 1, (200, 3)).astype(np.float32)  # white noise: every change is large
     action[:, 1] = np.arange(200) // 40 % 2  # a gripper
     action[:, 2] = 0.3
     assert said(look(changed(moving(spec, 200), action=action)), "jump") == []
     action[150, 2] = 1.3
-    (text,) = said(look(changed(moving(spec, 200), action=action)), "jump")
-    assert text.startswith("ep0: tick 150: action 2 jumps by 1 for one tick")
+    assert only(look(changed(moving(spec, 200), action=action)), "jump").tick == 150
 
 
 def test_commands_far_from_their_joints_and_frozen_and_blank_frames_are_remarked(spec):
     differences = changed(moving(spec), action=np.random.default_rng(0).normal(0, 0.01, (40, 3)).astype(np.float32) + 4)
     found = look(differences, spec=spec)
-    assert "far from the measured joint in 3 dimensions" in only(found, "mismatch").text
-    assert "beyond the limits of arm3 in 3 dimensions" in only(found, "limits").text
+    only(found, "mismatch"), only(found, "limits")
     assert not said(look(differences), "mismatch")  # nobody says what the joints are
     frozen, resting = moving(spec), moving(spec, seed=1)
     for episode in (frozen, resting):
         episode.steps.sparse["images/top"].values[:] = episode.steps.sparse["images/top"].values[0]
     resting.steps.observation["state"][:] = resting.steps.observation["state"][0]
     found = look(frozen, resting, all_frames=True)
-    finding = only(found, "duplicate frames")
-    assert finding.episode == "ep0"
-    assert "camera top: 39 of 39 pairs" in finding.text
+    assert only(found, "duplicate frames").episode == "ep0"
     assert [(c.identical, c.moved) for c in found.cameras()["top"]] == [(39, 39), (39, 0)]
     resting.steps.sparse["images/wrist"].values[10:] = 0
-    blank = only(look(resting, all_frames=True), "blank frames")
-    assert "camera wrist: 30 of 40 frames are of one colour" in blank.text
+    assert "30 of 40" in only(look(resting, all_frames=True), "blank frames").text
 
 
 class Counted(Frames):

@@ -1,7 +1,7 @@
 """What we write, loaded by lerobot itself, and what lerobot writes, read by us. Only where lerobot is installed.
 
     python3 -m venv /some/where && /some/where/bin/pip install lerobot==0.4.4    # 7 GB with torch; 5 minutes
-    SERL_CHUNK_LEROBOT_PYTHON=/some/where/bin/python pytest tests/data/test_lerobot_library.py
+    SERL_CHUNK_LEROBOT_PYTHON=/some/where/bin/python pytest tests/data/lerobot/test_lerobot_library.py
 
 That interpreter runs in a process of its own, with no network and a throw-away cache; it needs nothing of ours.
 """

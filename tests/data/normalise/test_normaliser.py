@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import json
-import os
 from pathlib import Path
 from unittest.mock import patch
 
@@ -73,19 +71,6 @@ def test_numbers_outside_of_model_space_are_counted_over_all_chunks(spec, demos)
         assert narrow.count_outside(*columns[:2], lost) == tuple(map(sum, zip(*parts, strict=True)))
 
 
-def test_no_difference_across_a_gap_is_demonstrated(spec, make_episode):
-    first, second = (make_episode(spec, n, seed=n, image_ticks={}).steps for n in (5, 7))
-    state = np.concatenate([first.observation["state"], second.observation["state"] + 99])
-    action = np.concatenate([first.action, second.action + 99])
-    lost = np.where(np.arange(12) == 5, 150, 0).astype(np.int32)
-    whole = make_episode(spec, 12, image_ticks={})
-    steps = dataclasses.replace(whole.steps, observation={"state": state}, action=action, lost_ticks=lost)
-    apart = fit_normaliser(spec, NormaliserConfig(actions="relative"), HORIZON, [whole._replace(steps=steps)])
-    joints = [0, 1]
-    assert np.abs(apart.encode(state[5:6], action[None, 5:9])[..., joints]).max() <= 1
-    assert apart.scale[:, joints].max() < 20  # 99 lies between the two halves
-
-
 @pytest.mark.parametrize("mode", ["absolute_demo", "relative"])
 @settings(max_examples=examples(25), deadline=None)
 @given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4), horizon=st.integers(1, 6))
@@ -118,8 +103,6 @@ def test_relative_is_relative_to_the_measured_joint(spec, demos):
     np.testing.assert_allclose(norm.encode(state + shift, moved), norm.encode(state, chunk), atol=1e-5)
     # Offsets beyond every demonstration take the longest range that was seen.
     np.testing.assert_array_equal(norm.scale[12:], np.tile(norm.scale[11], (8, 1)))
-    np.testing.assert_array_equal(norm.centre[12:], np.tile(norm.centre[11], (8, 1)))
-    assert (norm.scale > 0).all()
 
 
 def test_without_demonstrations_relative_zeros_mean_stay_and_limits_are_one(spec):
@@ -134,7 +117,7 @@ def test_without_demonstrations_relative_zeros_mean_stay_and_limits_are_one(spec
     np.testing.assert_allclose(coded, [[-1] * 3, [1] * 3], atol=1e-6)
 
 
-def test_states_have_mean_0_and_deviation_1_or_the_floor(spec, demos, make_episode, monkeypatch):
+def test_states_have_mean_0_and_deviation_1_or_the_floor(spec, demos, make_episode):
     many = 2**17  # at 1000.1 float32 sums would be off by whole units
     steps = make_episode(spec, 2, image_ticks={}).steps
     still = np.full((many, 5), 1000.1, np.float32)
@@ -143,8 +126,6 @@ def test_states_have_mean_0_and_deviation_1_or_the_floor(spec, demos, make_episo
     norm = fit_normaliser(spec, NormaliserConfig(), 1, [resting])
     np.testing.assert_allclose(norm.state_mean, still[0], rtol=1e-6)
     np.testing.assert_array_equal(norm.state_std, np.float32(0.01))
-    monkeypatch.setattr(normaliser, "STATE_FLOOR", 0.5)
-    assert (fit_normaliser(spec, NormaliserConfig(), 1, [resting]).state_std == np.float32(0.5)).all()
     norm = fit_normaliser(spec, NormaliserConfig(), HORIZON, demos)
     coded = norm.observe(np.concatenate([e.steps.observation["state"] for e in demos]))
     np.testing.assert_allclose(coded.mean(0), 0, atol=1e-5)
@@ -170,11 +151,9 @@ def test_its_numbers_are_its_own_and_make_its_digest(spec, demos):
     made = lambda **others: lambda: Normaliser.restored({"normaliser_mode": "relative"}, arrays | others)  # noqa: E731
     for call, named in (
         (made(scale=arrays["scale"][:2], joint=joint), ("scale", "[H, A]", "(2, 3)")),
-        (made(joint=np.array([0, 1, 5])), ("joint", 5)),
-        (made(), ("joint", "centre, scale, state_mean, state_std")),
-        (lambda: short[0].encode(state, chunk), (5, 1)),
-        (lambda: short[1].decode(state, chunk), (5, 3)),
-    ):
+        (made(joint=np.array([0, 1, 5])), ("joint", 5)), (made(), ("joint", "centre, scale, state_mean, state_std")),
+        (lambda: short[0].encode(state, chunk), (5, 1)), (lambda: short[1].decode(state, chunk), (5, 3)),
+    ):  # fmt: skip
         with pytest.raises(DataError, match=naming(*named)):
             call()
 
@@ -219,7 +198,6 @@ def test_settings_and_files_of_statistics_that_do_not_fit_are_refused(spec, demo
         (ConfigError, ("norm_stats.json", 2, "chunk.horizon", 4, "horizon"), path, {}),
         (ConfigError, ("o.json", "normaliser.actions", "norm_stats", "serl-chunk data stats"), "o.json", {}),
         (DataError, ("short.json",), "short.json", {}),
-        (DataError, ("none.json", os.strerror(errno.ENOENT)), "none.json", {}),
     ):  # fmt: skip
         with pytest.raises(error, match=naming(*named)):
             fit(file, **how)
@@ -320,21 +298,6 @@ def aloha_demos(make_episode):
     return [make_episode(ALOHA, n, seed=n) for n in (12, 9)]
 
 
-@pytest.mark.parametrize("robot", ["none", "aloha"])
-def test_our_own_statistics_are_of_what_the_transforms_see(tmp_path, aloha_demos, robot):
-    """Coded with their own statistics, demonstrations have mean 0 and deviation 1."""
-    file = written_statistics(tmp_path, aloha_demos, actions="delta", joints=JOINTS, horizon=CHUNK, robot=robot)
-    norm = fitted(file, robot=robot, delta_mask=MASK)
-    chunks = []
-    for e in aloha_demos:
-        padded = np.concatenate([e.steps.action, np.repeat(e.steps.action[-1:], CHUNK, 0)])
-        chunks += [norm.encode(e.steps.observation["state"][t], padded[t : t + CHUNK]) for t in range(e.steps.n)]
-    states = np.concatenate([e.steps.observation["state"] for e in aloha_demos])
-    for coded in (norm.observe(states), np.concatenate(chunks)):
-        same(coded.mean(0), 0, atol=1e-4)
-        same(coded.std(0), 1, atol=1e-3)
-
-
 def test_what_does_not_fit_is_refused(tmp_path, aloha_demos):
     padded = NormStats(*(np.concatenate([values, np.zeros(32 - DIM)]) for values in STATS))
     assert fitted(written(tmp_path / "padded", padded)).digest() == fitted(FOLDER).digest()
@@ -349,12 +312,10 @@ def test_what_does_not_fit_is_refused(tmp_path, aloha_demos):
         for e in aloha_demos
     ]
     for parameter, words, make in (
-        ("normaliser.norm_stats", ("openpi",), lambda: NormaliserConfig("openpi")),
         ("normaliser.delta_mask", ("(6, 0)", "6,-1,6,-1"), lambda: fitted("x.json", delta_mask=(6, 0))),
         (None, ("aloha", 14, 7), lambda: fitted(short)),
         ("normaliser.scaling", ("z_score", "q01"), lambda: fitted(file, scaling="quantiles")),
         ("normaliser.robot", ("aloha", 14, 20), lambda: fitted(file, with_cube, robot="aloha")),
-        ("normaliser.delta_mask", (15, 14), lambda: fitted(file, delta_mask=(15,))),
         ("normaliser.delta_mask", ("aloha", "action 0"), lambda: fitted(file, unmeasured, delta_mask=MASK)),
         # of other differences or units
         ("normaliser.delta_mask", ("none", "data stats"), lambda: fitted(deltas)),
@@ -368,3 +329,16 @@ def test_what_does_not_fit_is_refused(tmp_path, aloha_demos):
         with pytest.raises(DataError if parameter is None else ConfigError, match=naming(*words)) as refused:
             make()
         assert not parameter or refused.value.parameter == parameter
+
+
+def test_no_difference_across_a_gap_is_demonstrated(spec, make_episode):
+    first, second = (make_episode(spec, n, seed=n, image_ticks={}).steps for n in (5, 7))
+    state = np.concatenate([first.observation["state"], second.observation["state"] + 99])
+    action = np.concatenate([first.action, second.action + 99])
+    lost = np.where(np.arange(12) == 5, 150, 0).astype(np.int32)
+    whole = make_episode(spec, 12, image_ticks={})
+    steps = dataclasses.replace(whole.steps, observation={"state": state}, action=action, lost_ticks=lost)
+    apart = fit_normaliser(spec, NormaliserConfig(actions="relative"), HORIZON, [whole._replace(steps=steps)])
+    joints = [0, 1]
+    assert np.abs(apart.encode(state[5:6], action[None, 5:9])[..., joints]).max() <= 1
+    assert apart.scale[:, joints].max() < 20  # 99 lies between the two halves

@@ -110,7 +110,6 @@ def test_joints_come_from_the_robot_or_the_mask_and_what_cannot_be_counted_is_re
         (lambda: Statistics(2).quantile(), DataError, ("step",)),
         (lambda: compute(HeldSource([]), StatsRequest()), DataError, ("memory",)),
         (lambda: compute(odd, StatsRequest()), DataError, ("memory", 1, 2, 3)),
-        (lambda: StatsRequest(horizon=0), ConfigError, ("horizon", 1, 0)),
         (lambda: StatsRequest(std_floor=0), ConfigError, ("std_floor", 0)),
         (lambda: StatsRequest("delta"), ConfigError, ("delta", "absolute", "mask")),
         *((lambda mask=mask: parse_mask(mask), ConfigError, ("mask", repr(mask), "6,-1,6,-1")) for mask in ("", "1.5")),
@@ -162,19 +161,14 @@ def test_a_subset_is_seeded_and_without_repetition():
     a, b, c = (x.vectors["actions"].stats for x in (first, again, other))
     assert a.mean == b.mean != c.mean
     assert (first.samples, first.steps, first.note()["seed"]) == (40, 131, 3)
-    assert first.vectors["actions"].moments.count == 40
-    everything = compute(source, StatsRequest(max_samples=131))
-    assert (everything.samples, everything.note()["seed"]) == (131, None)
     # A subset of all steps but one holds each of the others once.
     most, rows = compute(source, StatsRequest(max_samples=130)), np.concatenate(parts)
     missing = rows.sum() - most.vectors["actions"].stats.mean[0] * 130
     assert min(abs(missing - v) for v in rows) < 1e-6
-    # An episode without a drawn step is read once, and progress counts every pass.
-    source, calls = random_source(*[1] * 30, dim=1), []
+    # An episode without a drawn step is read once.
+    source = random_source(*[1] * 30, dim=1)
     compute(source, StatsRequest(max_samples=3))
     assert sum(source.reads.values()) == 30 + 3
-    compute(random_source(5, 5), StatsRequest(max_samples=9), lambda *done: calls.append(done))
-    assert calls == [(1, 2), (2, 2), (3, 4), (4, 4)]
 
 
 def test_still_dimensions_do_not_explode():
@@ -185,14 +179,12 @@ def test_still_dimensions_do_not_explode():
     state[::500, 2] = 1  # hardly ever moves, but then far
     state[:, 3] = 3 + 1e-4 * rng.normal(size=1000)  # noise of a sensor
     computed = compute(HeldSource([episode_of(state, state)]), StatsRequest())
-    measured, note = computed.vectors["state"], computed.note()
+    measured = computed.vectors["state"]
     assert (measured.std_floored, measured.quantiles_widened) == ([1, 3], [1, 2, 3])
     moved, stats = state[:1] + 0.5, measured.stats  # half a radian from what was seen
     assert np.abs((moved - stats.mean) / (stats.std + 1e-6)).max() < 60
     assert np.abs((moved - stats.q01) / (stats.q99 - stats.q01 + 1e-6) * 2 - 1).max() < 60
     assert (stats.q01[2], stats.q99[2]) == (0, 1)
-    assert note["std_floored"]["state"] == [1, 3]
-    assert note["std_measured"]["state"][1] == pytest.approx(0, abs=1e-9)
 
 
 def test_the_file_has_openpis_layout_comes_back_and_survives_a_failed_write(tmp_path, monkeypatch):
@@ -221,24 +213,3 @@ def test_the_file_has_openpis_layout_comes_back_and_survives_a_failed_write(tmp_
     assert [p.name for p in path.parent.iterdir()] == ["norm_stats.json"]  # no part is left
     path.write_text(json.dumps({"norm_stats": {"state": {"mean": [0.0], "std": [1.0], "q01": None, "q99": None}}}))
     assert read_norm_stats(path)[0]["state"].q99 is None
-
-
-@pytest.mark.parametrize(
-    ("content", "named"),
-    [
-        ("{", ("(char 1)",)),
-        ("[1]", ("JSON", '"norm_stats"')),
-        ('{"norm_stats": {"state": 3}}', ("state", "mean", "std", "q01", "q99")),
-        *((f'{{"norm_stats": {{"a": {{"mean": {mean}, "std": {std}}}}}}}', named) for mean, std, named in (
-            ("[NaN]", "[1]", ("a", "mean", "list")), ("[[0], 1]", "[1]", ("a", "mean", "list")),
-            ("[0, 1]", "[1]", ("a", "mean", 2, "std", 1)), ("[0]", "[-1]", ("a", "std", 0)),
-            ("[0]", '[1], "q01": [2], "q99": [1]', ("q99", "q01", 0)),
-        )),
-    ],
-)  # fmt: skip
-def test_bad_files_are_refused_with_their_place(tmp_path, content, named):
-    path = tmp_path / "norm_stats.json"
-    path.write_text(content)
-    with pytest.raises(DataError, match=naming(*named)) as caught:
-        read_norm_stats(path)
-    assert str(caught.value).startswith(str(path))

@@ -1,0 +1,253 @@
+"""Files of every format that somebody spoilt: each is refused with its path and the place and value at fault."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from data_sets import SAMPLES, amended, jpeg_rows, read_all
+from errors import naming
+
+pytest.importorskip("pyarrow")
+
+import pyarrow as pa
+from lerobot_sets import DATA, EPISODES, INFO, SIDE, TOP, VIDEO, amend, at, column, feature, info, kept_type, without
+
+from serl_chunk.data.demos import load_demos
+from serl_chunk.data.formats import open_episodes
+from serl_chunk.data.formats.hdf5 import read_episode, write_episode
+from serl_chunk.data.labels import FILE as LABELS
+from serl_chunk.data.labels import write_label
+from serl_chunk.data.normalise.chunk_statistics import read_norm_stats
+from serl_chunk.data.source import ReadOptions, decode_images
+from serl_chunk.types import DataError
+
+CHUNKED = {f"observations/images/{camera}": lambda v: v[:2] for camera in ("top", "wrist")}
+
+
+def first(n: int) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda values: values[:n]
+
+
+def nan(*at: int) -> Callable[[np.ndarray], np.ndarray]:
+    def change(values: np.ndarray) -> np.ndarray:
+        values[at] = np.nan
+        return values
+
+    return change
+
+
+def cut_anew() -> Callable[[pa.Table], pa.Table]:
+    """Lists that are as long together as they should be."""
+    lists = [[0.0] * {2: 2, 3: 4}.get(i, 3) for i in range(ROWS)]
+    return column("action", pa.array(lists, pa.list_(pa.float32())))
+
+
+def pandas(about: bytes | None) -> Callable[[pa.Table], pa.Table]:
+    return lambda table: table.replace_schema_metadata(about and {"pandas": about})
+
+
+def entry(name: str, **values: Any) -> Callable[[pa.Table], pa.Table]:
+    return kept_type(name, 1, lambda there: [{**(there or [DECISION])[0], **values}])
+
+
+def partial(**values: Any) -> Callable[[pa.Table], pa.Table]:
+    return kept_type("human_dims", 1, lambda there: there | values)
+
+
+def statistics(mean: str, std: str) -> str:
+    return f'{{"norm_stats": {{"a": {{"mean": {mean}, "std": {std}}}}}}}'
+
+
+def labels(label: str, **values: Any) -> str:
+    return json.dumps({"format": 1, "labels": {"episode_0.hdf5": {"label": label, **values}}})
+
+
+ROWS = 41  # of LeRobot's episodes of 9, 7, 12, 5 and 8
+TASKS, JSONL, THIRD = "meta/tasks.parquet", "meta/episodes.jsonl", "data/chunk-000/episode_000002.parquet"
+DECISION = {"name": "x", "dtype": "<f4", "shape": [1], "ticks": [0], "data": b"\0\0\0\0"}
+Spoilt = tuple[str, dict[str, Any], tuple[Any, ...]]
+SPOILT: list[Spoilt] = [
+    ("d4rl", {"actions": None}, ("actions", "infos, metadata, observations, rewards, terminals, timeouts")),
+    ("d4rl", {"observations": first(5)}, ("observations", 5, "actions", 6)),
+    ("d4rl", {"observations": np.zeros((6, 8, 8, 3))}, ("observations", 2, "[6, 8, 8, 3]")),
+    ("d4rl", {"next_observations": np.zeros((6, 2))}, ("next_observations", "[6, 2]", "observations", "[6, 3]")),
+    ("d4rl", dict.fromkeys(("observations", "actions", "rewards", "terminals", "timeouts"), first(0)), ("steps",)),
+    ("d4rl", {"timeouts": None}, ("timeouts", "next_observations", "max_episode_steps")),  # nobody knows the ends
+    ("d4rl", {"rewards": nan(4)}, ("rewards", 4)),
+    ("d4rl", {"observations": nan(4)}, (3, "state", 1)),
+    ("robomimic", {"data": None}, ("data/demo_0", "robomimic")),
+    ("robomimic", {"data@env_args": "{"}, ("env_args", "/data", "JSON")),
+    ("robomimic", {"data@env_args": '{"env_kwargs": {"control_freq": 1%s}}' % (400 * "0")}, ("control_freq",)),
+    ("robomimic", {"data/demo_1/obs": None}, ("demo_1", "obs", "actions, dones, next_obs, rewards")),
+    ("robomimic", {"data/demo_0/obs": None, "data/demo_0/obs/ee_pos": np.zeros((4, 3))},
+     ("obs", "robot0_eef_pos", "ee_pos")),
+    ("robomimic", {"data/demo_1/actions": np.zeros(3)}, ("demo_1", "actions", 2, "[3]")),
+    ("robomimic", {"data/demo_1/actions": first(0)}, ("demo_1", "episodes")),
+    ("robomimic", {"data/demo_1/actions": first(2)}, ("demo_1", "actions", 2, "num_samples", 3)),
+    ("robomimic", {"data/demo_1/next_obs/object": first(2)}, ("/data/demo_1/next_obs/object", 2, "actions", 3)),
+    ("robomimic", {"data/demo_1/next_obs/object": lambda v: v[:, :9]}, ("demo_1", "state", 19, "(18,)")),
+    ("robomimic", {"data/demo_1/obs/agentview_image": lambda v: v.astype(float)},
+     ("/data/demo_1/obs/agentview_image", "float64[3, 6, 8, 3]")),
+    ("robomimic", {"data/demo_1/next_obs/agentview_image": None}, ("demo_1", "agentview_image", "eye_in_hand_image")),
+    ("hil_serl", {"": np.zeros(3)}, ("ndarray", "HIL-SERL")),
+    ("hil_serl", {"": []}, ("empty", "HIL-SERL")),
+    ("hil_serl", {"1/actions": None}, (1, "actions", "observations")),
+    ("hil_serl", {"1": 3}, (1, "int", "dict")),
+    ("hil_serl", {"1/observations": {"wrist_1": 0}}, (1, "observations", "dict", "state")),
+    ("hil_serl", {"1/observations/state": np.zeros((2, 5), "f4")}, (1, "observations['state']", "[2, 5]", "[5]")),
+    ("hil_serl", {"1/next_observations/state": [1.0] * 5}, (1, "next_observations['state']", "list", "[5]")),
+    ("hil_serl", {"1/observations/state": np.full((1, 5), np.nan)}, (1, "observations['state']")),
+    ("hil_serl", {"1/rewards": np.nan}, (1, "rewards", "float")),
+    ("hil_serl", {"1/infos/succeed": "yes"}, (1, "infos['succeed']", "str")),
+    ("hil_serl", {"1/next_observations/side": np.zeros((1, 6, 8, 3), "f4")},
+     (1, "next_observations['side']", "float32")),
+    ("hil_serl", {"1/observations/side": None}, (1, "observations['side']", "uint8[6, 8, 3]")),
+    ("hil_serl", {"1/infos/left": lambda _: os.getcwd}, ("posix.getcwd",)),
+    ("ogbench", {"actions": None}, ("actions", "observations", "terminals", "qpos")),
+    ("ogbench", {"observations": nan(6, 1)}, ("observations", "row 6")),
+    ("ogbench", {"observations": np.array([None] * 8)}, ("observations", "pickle")),
+    ("ogbench", {"observations": np.zeros((8, 4), np.int64)}, ("observations", "int64")),
+    ("ogbench", {"observations": np.zeros((8, 6, 6, 3), np.uint8)}, ("observations", "[8, 6, 6, 3]")),
+    ("ogbench", {"rewards": np.zeros(8, np.float32)}, ("rewards", "masks", "env")),
+    ("ogbench", dict.fromkeys(("observations", "actions", "terminals", "qpos"), first(1)), (1, "trajectory")),
+    ("ogbench", {"terminals": np.ones(8, bool)}, ("trajectory", "step")),
+    ("episodes", {"@hz": [50.0, 50.0]}, ("hz",)),
+    ("episodes", {"observations/images": 5}, ("/observations/images",)),
+    ("episodes", {"action": "x"}, ()),
+    ("episodes", {"observations": None, "weights": np.zeros(3)}, ("/observations/qpos",)),
+    ("episodes", {"action": first(4)}, ("/observations/qpos", "(6, 2)", "/action", "(4, 2)")),
+    ("episodes", {"observations/qpos": np.full((6, 2), 1e300)}, ("state", 0)),
+    ("episodes", {"action": first(0), "observations/qpos": first(0)}, ("steps",)),
+    ("episodes", {"observations/images/top": np.zeros((6, 4, 4), "u1")},
+     ("/observations/images/top", "uint8[6, 4, 4]")),
+    ("episodes", {"observations/images/top": first(5)}, ("/observations/images/top", 5, "/action", 6)),
+    ("episodes", {"observations/images/top": lambda v: jpeg_rows([v[0], v[1][:8], *v[2:]])},
+     ("/observations/images/top", 1, "8x24", "16x24")),
+    ("episodes", {"observations/images/top": lambda v: jpeg_rows(v)[:, :99]}, ("/observations/images/top", 0, "JPEG")),
+    ("episodes", CHUNKED | {"image_indices": [0, 6]}, ("/image_indices", "0..5", "int64[2]", "[0, 6]")),
+    ("episodes", CHUNKED | {"image_indices": [0, 1, 2]}, ("/observations/images/top", 2, "/image_indices", 3)),
+    ("episodes", {"chunk_starts": [4, 2]}, ("/chunk_starts", "0..5", 6, "[4, 2]")),
+    ("ours", {"action": None}, ("/action",)),
+    ("ours", {"rl/reward": first(4)}, ("reward", 4, "/action", 5)),
+    ("ours", {"rl/source": "human"}, ("/rl/source", "object")),
+    ("ours", {"rl/final_observation/state": nan(2)}, ("state", 5, "(5,)")),
+    ("ours", {"action": lambda v: np.tile(v, 2)}, ("arm3", 3, "/action", 6)),
+    ("ours", {"rl/image_index/top": lambda v: v[::-1]}, ("images/top", "0..4")),
+    ("ours", {"rl/image_index/top": first(4)}, ("images/top", 5, "(4,)")),
+    ("ours", {"observations/images/top": lambda v: v[:, :2]}, ("top", "arm3", "4x6", "2x6")),
+    ("ours", {"rl/human_dims": lambda v: v[:, :2]}, ("human_dims", "uint8[2, 2]", "uint8[2, 3]")),
+    ("ours", {"rl/human_dims": lambda v: v * 2}, ("human_dims", "[0, 2, 0]", "tick 1")),
+    ("ours", {"rl/source": lambda v: 0 * v}, ("human_dims", "tick 1", "HUMAN")),
+    ("ours", {"rl/human_dims_index": None}, ("/rl/human_dims_index",)),
+    ("ours", {"rl@schema": 2}, ("/rl", "schema", 2, 1)),
+    ("ours", {"rl@outcome": "fine"}, ("outcome", "fine", "success", "failure", "unknown")),
+    ("ours", {"@hz": 10.0}, (10, 50)),
+    ("lerobot ours", {DATA: without("next.reward")}, ("file-000.parquet", "next.reward", "meta/info.json")),
+    ("lerobot ours", {TASKS: pandas(None)}, ("tasks.parquet", "pandas", "__index_level_0__")),
+    ("lerobot ours", {TASKS: pandas(b"{")}, ("tasks.parquet", "pandas", "(char 1)")),
+    ("lerobot ours", {TASKS: lambda t: t.take([1, 0]).replace_schema_metadata(t.schema.metadata)},
+     ("tasks.parquet", "task_index", "[1, 0]")),
+    ("lerobot ours", {DATA: lambda t: t.take([*range(11), 12, 11, *range(13, ROWS)])},
+     (1, 2, "frame_index", 3, "file-000.parquet")),
+    ("lerobot ours", {EPISODES: lambda t: t.take([0, 2, 1, 3, 4])}, (EPISODES, 1, 2)),
+    ("lerobot ours", {DATA: column("timestamp", at(13, lambda v: v + 0.002))},
+     (1, 4, "timestamp", "0.082000", 50, "0.080000")),
+    ("lerobot ours", {DATA: column("action", at(2, [0.0, np.nan, 0.0]))}, (0, 2, "action")),
+    ("lerobot ours", {DATA: column("next.reward", at(3, None))}, (0, 3, "next.reward")),
+    ("lerobot ours", {DATA: cut_anew()}, (0, "action", "file-000.parquet", 3, "row 0", 2, "row 2")),
+    ("lerobot ours", {DATA: column("action", [{"x": 0.0}] * ROWS)},
+     (0, "action", "file-000.parquet", "struct<x: double>")),
+    ("lerobot ours", {DATA: column("action", [[0.0] * 7] * ROWS)}, (0, "action", "[7]", "[3]")),
+    ("lerobot ours", {EPISODES: column("length", ["nine"] * 5)}, ("file-000.parquet", "length", "string")),
+    ("lerobot ours", {INFO: feature("action", shape="nine")}, ("info.json", "action", "nine")),
+    ("lerobot ours", {DATA: lambda t: t.slice(0, 30)}, ("/data", 30, 1, 41)),
+    ("lerobot ours", {EPISODES: column("dataset_from_index", [0, 9, 15, 28, 33])}, (EPISODES, 2, 15, 16)),
+    ("lerobot ours", {DATA: column("task_index", [7] * ROWS)}, (0, "task_index", 7, 2)),
+    ("lerobot ours", {DATA: -200}, (DATA, "Parquet")),
+    ("lerobot ours", {INFO: -200}, ("info.json", "char")),
+    ("lerobot ours", {TASKS: None}, ("meta/tasks.parquet",)),
+    ("lerobot ours", {INFO: info(codebase_version="v1.6")}, ("info.json", "codebase_version", "v1.6", "v3.0", "v2.1")),
+    ("lerobot ours", {INFO: info(fps=-1)}, ("info.json", "fps", -1)),
+    ("lerobot ours", {INFO: info(features=None)}, ("info.json", "features", "dtype")),
+    ("lerobot ours", {INFO: info(total_episodes=9)}, ("info.json", "total_episodes", 9, 5)),
+    ("lerobot ours", {INFO: info(data_path="data/{nonsense}.parquet")}, ("info.json", "data_path", "nonsense")),
+    # Whoever removes episodes numbers the others anew: what lies beside them would be another episode's.
+    ("lerobot ours", {DATA: column("action", [[0.0] * 3] * ROWS)}, (0, SIDE, "changed")),
+    ("lerobot ours", {SIDE: lambda t: t.take([1, 0, 2, 3, 4])}, (0, SIDE, 1)),
+    ("lerobot ours", {SIDE: without("outcome")}, (0, SIDE, "outcome")),
+    ("lerobot ours", {SIDE: entry("image_ticks", ticks=[2, 99])}, (1, SIDE, "top", 99, 7)),
+    ("lerobot ours", {SIDE: entry("decisions", dtype="O")}, (1, SIDE, "decision/x", "object")),
+    ("lerobot ours", {SIDE: entry("decisions", shape=[2])}, (1, SIDE, "(2,)")),
+    ("lerobot shared", {SIDE: partial(ticks=[2])}, (1, "human_dims", 2)),
+    ("lerobot shared", {SIDE: partial(data=b"\0\1\0\0\1")}, (1, 3)),
+    ("lerobot v2.1", {"meta/tasks.jsonl": '{"task_index": 1, "task": "a"}'}, ("tasks.jsonl", 0)),
+    ("lerobot v2.1", {"meta/tasks.jsonl": "{"}, ("tasks.jsonl", 1, "task_index", "task")),
+    ("lerobot v2.1", {JSONL: '{"episode_index": 1, "length": 4}'}, ("episodes.jsonl", 0)),
+    ("lerobot v2.1", {JSONL: '{"episode_index": 0, "length": 0}'}, ("episodes.jsonl", 1, "length", 0)),
+    ("lerobot v2.1", {THIRD: None}, (2, "episode_000002.parquet")),
+    ("lerobot v2.1", {THIRD: lambda t: t.slice(0, 5)}, ("episode_000002.parquet", 5, "meta/episodes.jsonl", 12)),
+    ("lerobot video", {VIDEO: None}, (0, "file-000.mp4", "cameras")),
+    ("lerobot bare", {INFO: feature(TOP, shape=[8, 8, 3])}, ("16x24", "meta/info.json", "8x8")),
+    ("lerobot video", {EPISODES: without("videos/observation.images.top/from_timestamp")},
+     ("videos/observation.images.top/from_timestamp",)),
+    ("norm_stats", {"": "{"}, ("(char 1)",)),
+    ("norm_stats", {"": '{"norm_stats": {"state": 3}}'}, ("state", "mean", "std", "q01", "q99")),
+    ("norm_stats", {"": statistics("[NaN]", "[1]")}, ("a", "mean", "list")),
+    ("norm_stats", {"": statistics("[0, 1]", "[1]")}, ("a", "mean", 2, "std", 1)),
+    ("norm_stats", {"": statistics("[0]", "[-1]")}, ("a", "std", 0)),
+    ("norm_stats", {"": statistics("[0]", '[1], "q01": [2], "q99": [1]')}, ("q99", "q01", 0)),
+    ("labels", {"": "{"}, ("damaged",)),
+    ("labels", {"": '{"format": 2, "labels": {}}'}, (2,)),
+    ("labels", {"": labels("good")}, ("good",)),
+    ("labels", {"": labels("failure", steps="9")}, ("steps='9'",)),
+]  # fmt: skip
+
+
+@pytest.fixture
+def spoilt(tmp_path, spec, make_episode, lerobot_copy) -> Callable[[str, dict[str, Any]], tuple[Path, list[Callable]]]:
+    """`spoilt(format, changes)`: what lies at a path, changed, and all that read it."""
+
+    def make(format: str, changes: dict[str, Any]) -> tuple[Path, list[Callable[[], Any]]]:
+        format, _, kind = format.partition(" ")
+        options: dict[str, Any] = {"color": "rgb"}
+        if format == "lerobot":
+            path = lerobot_copy(kind)
+            for name, change in changes.items():
+                amend(path, name, change, **({"row_group_size": 16} if name == SIDE else {}))
+        elif format in ("norm_stats", "labels"):
+            path = tmp_path / {"norm_stats": "norm_stats.json", "labels": LABELS}[format]
+            path.write_text(changes[""])
+            if format == "norm_stats":
+                return path, [lambda: read_norm_stats(path)]
+            file = tmp_path / "episode_0.hdf5"
+            write_episode(file, make_episode(spec, 5), spec)
+            write = lambda: write_label(tmp_path, file.name, "failure", read_episode(file))  # noqa: E731
+            return path, [lambda: load_demos([tmp_path], spec), write]  # it is not overwritten either
+        elif format == "ours":
+            path = tmp_path / "x.hdf5"
+            write_episode(path, make_episode(spec, 5, shared=(1, 4)), spec)
+            format, options = "episodes", options | {"spec": spec, "hz": spec.control_hz}
+            amended(path, changes)
+        else:
+            path = amended(SAMPLES[format](tmp_path), changes)
+            if format == "episodes":
+                open_episodes(path, ReadOptions(**options), format).notes()  # damage is left to reading
+        return path, [lambda: [decode_images(e) for e in read_all(path, format, **options)]]
+
+    return make
+
+
+@pytest.mark.parametrize(("format", "changes", "named"), SPOILT)
+def test_what_is_wrong_in_a_file_is_named(spoilt, format, changes, named):
+    path, readers = spoilt(format, changes)
+    for read in readers:
+        with pytest.raises(DataError, match=naming(path, *named)) as caught:
+            read()
+        assert str(caught.value).startswith(str(path)) or format == "labels"
+    assert format != "labels" or path.read_text() == changes[""]
