@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from actor_helpers import (
     DT,
+    SPEC,
     HumanOnTicks,
     LineEnv,
     ListSink,
@@ -23,6 +24,8 @@ from errors import naming
 from serl_chunk.actor.episode import EpisodeRunner
 from serl_chunk.actor.policy import PolicyError
 from serl_chunk.actor.recorder import NullSink
+from serl_chunk.config.agents.acfql import AcfqlConfig
+from serl_chunk.config.agents.gripper import GripperConfig
 from serl_chunk.config.experiment import ActorConfig, ChunkConfig
 from serl_chunk.replay.episode import human_segments
 from serl_chunk.replay.windows import eligible_starts
@@ -45,9 +48,7 @@ def run(env=None, *, horizon=8, execute=None, delay=0, agent=None, seed=5, confi
     return summary, sink, agent
 
 
-@pytest.mark.parametrize(
-    ("delay", "horizon", "execute"), [(0, 8, 8), (0, 8, 5), (1, 8, 8), (1, 5, 2), (3, 8, 8), (3, 8, 6), (3, 5, 5)]
-)
+@pytest.mark.parametrize(("delay", "horizon", "execute"), [(0, 8, 8), (1, 5, 2), (3, 8, 6)])
 def test_every_action_is_the_chunks_at_tick_minus_decision_tick(delay, horizon, execute):
     summary, sink, agent = run(delay=delay, horizon=horizon, execute=execute)
     steps = sink.steps
@@ -66,8 +67,7 @@ def test_every_action_is_the_chunks_at_tick_minus_decision_tick(delay, horizon, 
         )
 
 
-@pytest.mark.parametrize("adaptive", [True, False])
-@pytest.mark.parametrize(("delay", "execute"), [(0, 8), (2, 8), (2, 6)])
+@pytest.mark.parametrize(("delay", "execute", "adaptive"), [(0, 8, True), (2, 6, True), (2, 8, False)])
 def test_a_chunk_is_followed_where_its_decision_asks_for_it(delay, execute, adaptive):
     """Also for fewer steps than the delay, and for more than are ever executed."""
     agent = NoisyAgent(8, asks=lambda tick: (5, 3, 1, 9)[tick % 4])
@@ -121,7 +121,6 @@ def test_records_of_an_episode():
 @pytest.mark.parametrize(("env", "terminated", "outcome", "last_reward"), [
     (LineEnv(success_at=4), True, Outcome.SUCCESS, 1.0), (LineEnv(failure_at=4), True, Outcome.FAILURE, 0.25),
     (LineEnv(terminated_at=4), True, Outcome.UNKNOWN, 0.0), (LineEnv(length=5), False, Outcome.UNKNOWN, 0.0),
-    (LineEnv(length=5, success_at=4), True, Outcome.SUCCESS, 1.0),
     (LineEnv(failure_at=4, success_at=4), True, Outcome.SUCCESS, 1.0),
 ])  # fmt: skip
 def test_ends(env, terminated, outcome, last_reward):
@@ -166,13 +165,6 @@ def test_intervention_mid_chunk_and_release(delay):
     assert (int(np.diff(segments).sum()), len(segments)) == (summary.human_ticks, summary.segments)
 
 
-def test_a_human_is_shown_where_the_policy_would_decide():
-    human = HumanOnTicks(ticks=frozenset(range(10, 20)))
-    run(intervention=human)
-    # Chunks of 8 from tick 0; while a human has the robot that grid goes on; the release at 20 begins a new one.
-    assert [t for t, due in human.asked if due] == [0, 8, 16, 28]
-
-
 @pytest.mark.parametrize("gate", [10.0, 0.3])
 def test_the_environments_own_intervention_is_recorded_as_the_driver_executed_it(gate):
     override = np.array([0.5, 0.25], np.float32)
@@ -184,8 +176,7 @@ def test_the_environments_own_intervention_is_recorded_as_the_driver_executed_it
 
 
 @pytest.mark.parametrize(("command", "dims"), [
-    ([0.5], None), ([0.5, 0.5, 0.5], None), ([np.nan, 0.0], None),
-    ([0.5, 0.5], [False, False]), ([0.5, 0.5], [True]), ([0.5, 0.5], [True, True, True]),
+    ([0.5], None), ([np.nan, 0.0], None), ([0.5, 0.5], [False, False]), ([0.5, 0.5], [True]),
 ])  # fmt: skip
 def test_a_humans_wrong_command_does_not_reach_the_robot(command, dims):
     human, env, sink = HumanOnTicks(frozenset({2})), LineEnv(), ListSink()
@@ -213,7 +204,7 @@ def test_the_first_tick_of_an_environments_own_intervention_has_the_frames_that_
     assert (11 + make_config().chunk.returned in frames) or not shown
 
 
-@pytest.mark.parametrize(("delay", "returned"), [(0, 8), (3, 8), (0, 11), (3, 11)])
+@pytest.mark.parametrize(("delay", "returned"), [(0, 8), (3, 11)])
 def test_every_look_of_an_image_agent_begins_a_window(delay, returned):
     """Decisions are not as far apart as windows are long where they come early, or their returns are longer."""
     config = dataclasses.replace(
@@ -271,8 +262,8 @@ class OneArm(HumanOnTicks):
         return None if command is None else command._replace(dims=np.array([False, True]))
 
 
-@pytest.mark.parametrize("delay", [0, 2])
-def test_a_human_who_has_one_arm_leaves_the_other_one_to_the_policy(delay):
+def test_a_human_who_has_one_arm_leaves_the_other_one_to_the_policy():
+    delay = 2
     ticks = set(range(5, 12))
     _, alone, _ = run(delay=delay)
     summary, sink, _ = run(delay=delay, intervention=OneArm(ticks))
@@ -289,16 +280,21 @@ def test_a_human_who_has_one_arm_leaves_the_other_one_to_the_policy(delay):
             assert step.action[0] == without.action[0], "the plan goes on"
 
 
-def test_a_source_gets_the_command_that_was_executed_last():
-    class Watching(HumanOnTicks):
-        def poll(self, tick, observation, decision_tick, last):
-            lasts.append(np.array(last))
-            return super().poll(tick, observation, decision_tick, last)
-
-    lasts: list[np.ndarray] = []
-    summary, sink, _ = run(LineEnv(gate=0.05), intervention=Watching({3, 4}))
-    actions = [s.action for s in sink.steps]
-    assert np.abs(actions).max() == np.float32(0.05), "what the driver executed is recorded"
-    assert 0 < summary.gated_share <= 1
-    np.testing.assert_array_equal(lasts[1:], actions[:-1])
-    np.testing.assert_array_equal(lasts[0], sink.steps[0].observation["state"][:2])
+@pytest.mark.parametrize(("value", "human", "random_steps"), [(None, True, 6), (0.5, False, 6), (None, False, 0)])
+def test_a_fixed_gripper_keeps_the_opening_at_reset_or_what_a_human_left_it_at(value, human, random_steps):
+    """An agent with a `fixed_value` says it in its chunks; random actions leave the gripper as it is."""
+    gripper = GripperConfig(mode="fixed") if value is None else GripperConfig(mode="fixed", fixed_value=value)
+    config, sink = dataclasses.replace(make_config(), agent=AcfqlConfig(gripper=gripper)), ListSink()
+    hands = HumanOnTicks(frozenset(range(9, 13))) if human else None
+    env = LineEnv(spec=dataclasses.replace(SPEC, grippers=(1,)))
+    runner = EpisodeRunner(env, make_policy(NoisyAgent(8)), sink, config=config, intervention=hands)
+    runner.run_episode(5, explore=True, random_steps=random_steps)
+    steps, at_reset = sink.steps, sink.steps[0].observation["state"][1]
+    assert [s.source for s in steps[:random_steps]] == [Source.RANDOM] * random_steps
+    chosen = [s.decision_tick / 64 for s in steps] if value is not None else [at_reset] * len(steps)
+    expected = [at_reset] * random_steps + chosen[random_steps:]
+    if human:
+        assert steps[9].source == Source.HUMAN
+        expected[9:] = [np.float32(-0.9)] * (len(steps) - 9)
+    assert [float(s.action[1]) for s in steps] == expected
+    assert len({float(s.action[0]) for s in steps}) > 20 - 4 * human  # the other joint is the policy's

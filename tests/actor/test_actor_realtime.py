@@ -29,9 +29,8 @@ from hypothesis import strategies as st
 from properties import examples
 
 from serl_chunk.actor.episode import EpisodeRunner
-from serl_chunk.actor.inference import DelayEstimate, while_polling
+from serl_chunk.actor.inference import while_polling
 from serl_chunk.actor.planner import choose_inference
-from serl_chunk.actor.policy import PolicyError
 from serl_chunk.config.experiment import ActorConfig
 from serl_chunk.types import ConfigError, Source
 
@@ -88,7 +87,7 @@ def test_sync_is_not_starved_by_an_environment_that_keeps_its_own_rate():
     np.testing.assert_allclose(apart, [DT + (5.2 if t % 8 == 0 else 0.2) * MS for t in range(119)], atol=1e-9)
 
 
-@pytest.mark.parametrize("late", [0, 12 * MS, 50 * MS])
+@pytest.mark.parametrize("late", [0, 12 * MS])
 def test_sync_waits_half_a_period_at_most_however_late_the_tick_begins(late):
     rig = Rig("sync", [5 * MS, 1e9], oversleep=[0] * 9 + [late], length=12)
     sent = []
@@ -97,19 +96,6 @@ def test_sync_waits_half_a_period_at_most_however_late_the_tick_begins(late):
     assert steps[8].stamp - steps[0].stamp == pytest.approx(8 * DT + late)
     assert ticks_of(steps, Source.HOLD) == [8, 9, 10, 11]
     np.testing.assert_allclose([at - s.stamp for at, s in zip(sent, steps, strict=True)][8:], [10 * MS, 0, 0, 0])
-
-
-@pytest.mark.parametrize(("cost", "told"), [(0.91 * DT, True), (0.8 * DT, False)])
-def test_an_environment_whose_steps_fill_the_tick_is_told_once(cost, told, caplog):
-    rig = Rig("sync", itertools.repeat(1 * MS), costs=itertools.repeat(cost), length=4)
-    rig.run()
-    assert caplog.messages == []  # too short an episode to judge
-    rig.env.length = 12
-    rig.run()
-    rig.run()
-    assert len(caplog.messages) == told
-    if told:
-        assert f"{cost / MS:.1f} ms (median) of a tick of 20.0 ms" in caplog.messages[0]
 
 
 def test_holding_repeats_positions_and_stops_differences():
@@ -121,40 +107,7 @@ def test_holding_repeats_positions_and_stops_differences():
     np.testing.assert_array_equal(steps[8].action, [0.0, steps[7].action[1]])
 
 
-@pytest.mark.parametrize(("latency", "delay"), [(5 * MS, 1), (25 * MS, 2), (50 * MS, 3)])
-def test_async_hides_a_constant_latency(latency, delay):
-    rig = Rig("async", itertools.repeat(latency), length=60)
-    rig.run()  # the delay is learned here
-    summary, steps = rig.run()
-    assert ticks_of(steps, Source.HOLD) == list(range(delay))  # the first chunk cannot be hidden
-    assert summary.starved_ticks == delay
-    assert {s.tick - s.decision_tick for s in chunk_starts(steps)} == {delay}
-    # The policy was told exactly what was executed between its observation and its chunk.
-    for s in chunk_starts(steps):
-        prefix = rig.agent.prefixes[s.decision_tick]
-        np.testing.assert_array_equal(prefix, [steps[s.decision_tick + i].action for i in range(delay)])
-
-
-def test_an_error_of_inference_closes_the_episode():
-    rig = Rig("async", itertools.repeat(5 * MS))
-    rig.run()
-    decide = rig.policy.decide
-    calls = itertools.count()
-
-    def broken(*args, **kwargs):
-        if next(calls) == 2:
-            raise PolicyError("diverged")
-        return decide(*args, **kwargs)
-
-    rig.policy.decide = broken
-    rig.sink.records.clear()
-    with pytest.raises(PolicyError, match="diverged"):
-        rig.runner.run_episode(1, explore=True)
-    assert len(rig.sink.steps) > 8
-    assert (rig.sink.last_end.truncated, rig.sink.last_end.outcome_by) == (True, "crash")
-
-
-@pytest.mark.parametrize(("asked", "apart"), [(None, 5), (7, 4), (5, 2), (1, 2), (99, 5)])
+@pytest.mark.parametrize(("asked", "apart"), [(None, 5), (7, 4), (1, 2)])
 def test_async_asks_as_late_as_the_delay_allows_and_earlier_where_a_decision_wants_that(asked, apart):
     """Asked when 3 actions are left (delay 2, plus 1) of those it wants, and never before the chunk has come."""
     rig = Rig("async", itertools.repeat(25 * MS), length=60, asks=None if asked is None else lambda tick: asked)
@@ -165,6 +118,10 @@ def test_async_asks_as_late_as_the_delay_allows_and_earlier_where_a_decision_wan
     assert np.diff([s.decision_tick for s in starts])[1:].tolist() == [apart] * (len(starts) - 2)
     assert {s.tick - s.decision_tick for s in starts[1:]} == {2}
     assert ticks_of(steps, Source.HOLD) == list(range(starts[0].tick))  # before the first chunk, and never again
+    # The policy was told exactly what was executed between its observation and its chunk.
+    for start in starts[1:]:
+        executed = [steps[start.decision_tick + i].action for i in range(2)]
+        np.testing.assert_array_equal(rig.agent.prefixes[start.decision_tick], executed)
 
 
 @settings(max_examples=examples(20), deadline=None)
@@ -287,21 +244,11 @@ def test_choice_of_inference(wanted, milliseconds, execute, expected):
 
 
 @pytest.mark.parametrize(("wanted", "milliseconds", "execute"), [
-    ("auto", 100.0, 5), ("sync", 100.0, 5), ("async", 100.0, 5), ("sync", 11.0, 1),  # single actions: within the tick
+    ("auto", 100.0, 5), ("sync", 11.0, 1),  # single actions: within the tick
 ])  # fmt: skip
 def test_inference_slower_than_a_chunk_is_refused(wanted, milliseconds, execute):
     with pytest.raises(ConfigError, match=naming(milliseconds, 20.0, execute, "chunk.execute_steps")):
         choose_inference(wanted, [milliseconds * MS] * 50, DT, execute)
-
-
-def test_delay_estimate_forgets_and_is_bounded():
-    estimate = DelayEstimate([0], longest=7)
-    assert estimate.expected() == 1
-    estimate.add(50)
-    assert estimate.expected() == 7
-    for _ in range(64):
-        estimate.add(2)
-    assert estimate.expected() == 2
 
 
 @pytest.mark.parametrize("error", [None, ValueError])

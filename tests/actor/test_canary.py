@@ -184,7 +184,6 @@ def test_a_discarded_episode_and_an_undone_label_count_nowhere():
     (AlohaConfig(server="pc"), OutcomeConfig(), False, True),
     (GymConfig(make=print, server="pc"), OutcomeConfig(), False, True),
     (AlohaConfig(server="pc"), OutcomeConfig(), True, False),
-    (AlohaConfig(server="pc"), OutcomeConfig(success=bool), False, False),
     (AlohaConfig(server="pc"), OutcomeConfig(classifier="folder"), False, False),
     (GymConfig(make=print, is_real=True), OutcomeConfig(), False, False),  # as HIL-SERL's, which judges
 ])  # fmt: skip
@@ -214,7 +213,6 @@ def test_only_the_newest_episodes_of_a_snapshot_count():
     (Outcome.UNKNOWN, "environment", 0, False),  # the time limit
     (Outcome.UNKNOWN, "fault", 0, False),
     (Outcome.UNKNOWN, "operator", 0, None),  # who stopped it said nothing
-    (Outcome.UNKNOWN, "learner", 0, None),
     (Outcome.UNKNOWN, "crash", 0, None),
 ])  # fmt: skip
 def test_what_an_episode_counts_as(outcome, by, segments, counts):

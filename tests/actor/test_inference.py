@@ -115,18 +115,6 @@ def test_decisions_go_on_while_newer_parameters_are_loaded(make):
     assert decided(inference).version == 9
 
 
-def test_a_decision_uses_one_set_of_parameters_whatever_is_loaded_meanwhile(make):
-    agent = SlowAgent()
-    policy = make_policy(agent)
-    inference = make(policy)
-    inference.submit(request(1))
-    assert agent.begun.wait(10)
-    policy.swap(Snapshot(9, {"bias": np.float32(9)}))
-    agent.go.set()
-    result = inference.wait(CLOCK.now() + 10)
-    assert (result.version, result.record["params"]) == (3, 3)
-
-
 @pytest.mark.parametrize("where", ["sample", "load_params"])
 def test_an_error_reaches_the_control_thread_with_its_traceback(make, where):
     class Broken(NoisyAgent):

@@ -90,17 +90,6 @@ def test_frames_enter_with_the_size_that_the_agent_reads():
     assert blank.task == "lift"  # inference is compiled for the length of its prompt
 
 
-def test_the_age_of_the_parameters_that_decided():
-    policy = policy_of(EchoAgent([[1, 0]]))
-    assert policy.age(1, 50.0) == -1.0  # no arrival is known: it is of a checkpoint
-    for version in range(2, 30):
-        policy.swap(Snapshot(version, {"bias": np.float32(0)}, arrived=float(version)))
-    assert policy.age(29, 50.0) == 21.0
-    assert policy.age(28, 50.0) == 22.0  # a queue may still hold its actions
-    assert policy.age(2, 50.0) == -1.0
-    assert policy.age(29, 3.0) == 0.0
-
-
 def test_the_prefix_enters_in_model_space_and_leaves_exactly():
     agent = EchoAgent(np.zeros((3, 2)))
     prefix = np.array([[0.35, -0.5], [0.3, -0.45]], np.float32)

@@ -7,10 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from agent_tools import (
-    bandit,
-    bandit_error,
-    build,
-    config_of,
     fresh,
     marked_numbers,
     one_batch,
@@ -18,40 +14,25 @@ from agent_tools import (
     policy_gradient,
     seen_by,
 )
-from plain_networks import log_density, mlp, tanh_normal
+from plain_networks import log_density, tanh_normal
 
 from serl_chunk.agents.policies.flow import ALONE, WIDEST, FlowPolicy
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import Context
 from serl_chunk.config.agents.flow import FlowConfig
-from serl_chunk.models.flow import linear_share
 
 
-def test_only_marked_steps_are_cloned():
-    agent = build(config_of("bc", flow=FlowConfig(hidden=(32,), steps=4)), horizon=2, actions=1)
-    state = agent.init(jax.random.key(0))
-    untrained = bandit_error(agent, state)
-    for i in range(20):
-        batch, best = bandit(agent.spec, 20, 64, i)
-        shown = np.arange(64) < 16  # a quarter is demonstrated; the rest is noise that must not be imitated
-        actions = np.where(shown[:, None, None], best, batch.actions)
-        bc = np.broadcast_to(shown[:, None].astype(np.float32), batch.bc_weight.shape)
-        state, _ = agent.update_policy(state, {}, batch._replace(actions=actions, bc_weight=bc))
-    assert bandit_error(agent, state) < min(0.1, untrained / 2)
-
-
-@pytest.mark.parametrize("decay", [0.0, 0.9])
-def test_the_policy_that_acts_is_an_average_of_the_newest(decay):
-    agent, state = fresh("bc", policy_ema=decay)
+def test_the_policy_that_acts_is_an_average_of_the_newest():
+    agent, state = fresh("bc-delay")
     leaf = lambda tree: np.asarray(tree["flow"]["Mlp_0"]["Dense_1"]["bias"])  # noqa: E731
-    average = leaf(state.policy_average or state.policy)
+    average = leaf(state.policy_average)
     step = jax.jit(lambda s, b: agent._policy_steps(s, {}, b, 1, bc_only=True))
     for n in range(4):
         state, _ = step(state, one_batch(agent, n))
-        keep = min(decay, (1 + n) / (10 + n))
+        keep = min(0.9, (1 + n) / (10 + n))
         average = keep * average + (1 - keep) * leaf(state.policy)
         np.testing.assert_allclose(leaf(agent.policy_params(state)["policy"]), average, atol=1e-6)
-    assert np.allclose(average, leaf(state.policy), atol=1e-7) == (decay == 0)
+    assert not np.allclose(average, leaf(state.policy), atol=1e-7)
 
 
 def flow_policy(**changes) -> FlowPolicy:
@@ -83,17 +64,6 @@ def test_candidates_start_from_growing_noise(published, count, explore, alone, d
     np.testing.assert_allclose(np.asarray(noise).std((0, 2)), deviations, rtol=0.1)
 
 
-def test_the_one_that_acts_alone_explores():
-    agent, state = fresh("acfql")
-    params, observation = agent.policy_params(state), {"state": jnp.ones(4)}
-    among, lone = (
-        np.asarray(agent.acting_noise(params, jax.random.key(1), observation, explore=True, alone=alone))
-        for alone in (False, True)
-    )
-    assert (among[0].any(), lone[0].any()) == (False, True)
-    np.testing.assert_array_equal(lone[1:], among[1:])
-
-
 def test_without_exploration_the_noise_depends_on_the_observation_alone():
     def noise(key: int, *state: float) -> bytes:
         seen = {"state": np.array(state, np.float32)}
@@ -109,19 +79,6 @@ def test_without_a_network_noise_becomes_chunks_of_the_spread():
     shapes = jax.eval_shape(policy.init, jax.random.key(0), context.features)
     chunks = policy.sample(jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes), context, noise)
     np.testing.assert_allclose(chunks[:, 0], 0.5 * noise, atol=1e-5)
-
-
-@pytest.mark.parametrize("published", [False, True])
-def test_a_published_field_is_the_network_alone(published):
-    seen, x, t = np.ones((6, 3), np.float32), np.linspace(-1, 1, 24).reshape(6, 4), np.linspace(0, 1, 6)
-    policy, rng = flow_policy(published=published), np.random.default_rng(0)
-    shapes = jax.eval_shape(policy.init, jax.random.key(0), seen)
-    params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), shapes)
-    time = np.stack([t, np.cos(np.pi * t), np.sin(np.pi * t)], -1)
-    net = mlp(params["Mlp_0"], seen, x, time)
-    velocity = policy.velocity(params, Context(seen), jnp.asarray(x), jnp.asarray(t), np.zeros((6, 1)))
-    np.testing.assert_allclose(velocity, net if published else net + np.asarray(linear_share(t, 0.2))[:, None] * x,
-                               atol=1e-5)  # fmt: skip
 
 
 def test_a_gaussian_clone_is_fitted_by_likelihood_and_acts_with_its_mode():
@@ -145,17 +102,7 @@ def test_a_gaussian_clone_is_fitted_by_likelihood_and_acts_with_its_mode():
     assert not np.allclose(explored, chosen, atol=1e-3)
 
 
-@pytest.mark.parametrize("variant", [pytest.param("bc-image", marks=pytest.mark.slow), "bc-gaussian-image"])
-def test_imitation_trains_every_layer_of_the_image_encoder_and_travels(variant):
-    agent, state = fresh(variant)
-    batch = one_batch(agent)
-    for weight, moves in ((batch.bc_weight, True), (0 * batch.bc_weight, False)):
-        grads = policy_gradient(agent, state, batch._replace(bc_weight=weight))[0]["encoder"]
-        assert {bool(np.any(g)) for g in jax.tree.leaves(grads)} == {moves}
-    assert agent.policy_params(state)["policy"]["encoder"] is state.policy["encoder"]
-
-
-@pytest.mark.parametrize("variant", ["bc", "bc-gaussian", "acfql", "decoupled", "acrlpd"])
+@pytest.mark.parametrize("variant", ["decoupled-lengths", "acrlpd"])
 def test_numbers_that_are_not_marked_move_no_output(variant):
     agent, state = fresh(variant)
     of = lambda *marked: policy_gradient(  # noqa: E731

@@ -6,14 +6,11 @@ import dataclasses
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from agent_tools import (
     fresh,
-    make_batches,
     marked_numbers,
-    named,
     one_batch,
     output_bias,
     policy_gradient,
@@ -24,7 +21,6 @@ from agent_tools import (
 from serl_chunk.agents.discrete_gripper import FixedGripper, LearnedGripper
 from serl_chunk.agents.optimiser import gradient
 from serl_chunk.agents.registry import make_agent
-from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.config.agents.acfql import AcfqlConfig
 from serl_chunk.config.agents.gripper import GripperConfig, SacGripperConfig
 from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
@@ -101,9 +97,9 @@ def test_the_grasp_critic_of_executed_actions_learns_from_returns_of_more_and_no
     assert not same(plain, grasp_gradient(agent, state, batch._replace(rewards=rewards)))
 
 
-@pytest.mark.parametrize(("variant", "steps"), [("acfql", 2), pytest.param("decoupled", 6, marks=pytest.mark.slow)])
-def test_a_change_is_charged_as_far_as_the_return_goes_and_to_the_grasp_critic_alone(variant, steps):
-    agent, state = with_choices(variant, {"critic_steps": steps}, penalty=-0.5)
+def test_a_change_is_charged_as_far_as_the_return_goes_and_to_the_grasp_critic_alone():
+    steps = 2
+    agent, state = with_choices("acfql", {"critic_steps": steps}, penalty=-0.5)
     batch = one_batch(agent)
     length, actions = batch.actions.shape[1], np.array(batch.actions)
     actions[..., GRIPPERS] = 1
@@ -118,65 +114,6 @@ def test_a_change_is_charged_as_far_as_the_return_goes_and_to_the_grasp_critic_a
             charged.append(float(rewards.mean()) - float(np.mean(np.sum(batch.rewards, -1))))
     np.testing.assert_allclose(charged, [-1.0 if tick < steps else 0.0 for tick in range(length)], atol=1e-5)
     np.testing.assert_array_equal(agent.arm_batch(state, batch).rewards, batch.rewards)
-
-
-def test_exploring_takes_random_choices_as_often_as_epsilon_says():
-    agent, state = with_choices("acrlpd", epsilon=0.5, hold_steps=1, joint=False)
-    params, seen = agent.policy_params(state), seen_by(agent)
-
-    def choose(key):
-        noise = agent.acting_noise(params, key, seen, explore=True)
-        return agent.choose(params["gripper"], seen, noise["gripper"])
-
-    best = agent.choose(params["gripper"], seen, jnp.ones((HORIZON, 2, 2)))
-    found = jax.jit(jax.vmap(choose))(jax.random.split(jax.random.key(0), 400))
-    assert np.mean(np.asarray(found) != np.asarray(best)) == pytest.approx(
-        0.5 / 2, abs=0.03
-    )  # half of the random are the best
-
-
-def gripper_task(spec: AgentSpec, updates: int, size: int, seed: int):
-    """One decision each: reward 1 where gripper 1 follows the sign of the first state and gripper 4 is its opposite."""
-    rng, lead = np.random.default_rng(seed), (updates, size)
-    state = rng.uniform(-1, 1, (*lead, 4)).astype(np.float32)
-    side = np.sign(state[..., 0])
-    taken = rng.choice([-1.0, 1.0], (*lead, 2)).astype(np.float32)
-    actions = rng.uniform(-0.9, 0.9, (*lead, HORIZON, 5)).astype(np.float32)
-    actions[..., GRIPPERS] = 0.8 * taken[:, :, None]
-    good, rewards = (taken[..., 0] == side) & (taken[..., 1] == -side), np.zeros((*lead, HORIZON), np.float32)
-    rewards[..., 0], ones = good, np.ones_like(rewards)
-    return make_batches(
-        spec, *lead, seed, observations={"state": state}, actions=actions, rewards=rewards,
-        mask=np.zeros(lead, np.float32), valid=ones, bc_weight=good[..., None] * ones,
-    )  # fmt: skip
-
-
-def right(agent, state, *, pretrained=False) -> float:
-    """The share of decisions in which both grippers do what is rewarded."""
-    states = gripper_task(agent.spec, 1, 64, 99).observations["state"][0]
-    keys, params = jax.random.split(jax.random.key(0), 64), agent.policy_params(state, pretrained=pretrained)
-    chunks = np.asarray(agent.decide(params, {"state": states}, keys, explore=False)[0])
-    side = np.sign(states[:, :1])
-    return float(np.mean((np.sign(chunks[:, :, 1]) == side) & (np.sign(chunks[:, :, 4]) == -side)))
-
-
-@pytest.mark.parametrize(("joint", "plausible"), [(True, 0.0), pytest.param(False, 0.3, marks=pytest.mark.slow)])
-def test_the_grasp_critic_learns_which_choice_pays_and_until_then_imitation_chooses(joint, plausible):
-    learning = {"joint": joint, "mask_unreachable": plausible, "epsilon": 0.0}
-    agent, state = with_choices("acrlpd", changes={"candidates": 1}, **learning)
-    before = right(agent, state)
-    for i in range(12):
-        state, metrics = agent.update(state, {}, named(agent, gripper_task(agent.spec, 20, 64, i)))
-    assert right(agent, state) > max(0.9, before + 0.1)
-    if not joint:
-        return  # of one decision a branch for each gripper sees the mean over the other one's choices
-    assert float(metrics["grasp_critic/grasp_critic_loss"]) < 0.1
-    state = with_choices("acrlpd", changes={"candidates": 1}, **learning)[1]
-    for i in range(12):
-        state, metrics = agent.update_policy(state, {}, gripper_task(agent.spec, 20, 64, i))
-    assert right(agent, state, pretrained=True) > 0.9
-    assert right(agent, state) < 0.9  # a critic that never learnt
-    assert float(metrics["grasp_critic/bc_accuracy"]) > 0.95
 
 
 @pytest.mark.parametrize("sees", [True, False])
@@ -195,13 +132,6 @@ def test_whether_the_arms_critic_sees_the_gripper(sees):
             np.testing.assert_array_equal(seen["gripper"], np.array(CHOICES)[np.asarray(option)].reshape(8, -1))
         assert not np.array_equal(executed, preferred)
         assert not agent.arm_batch(state, batch._replace(next_observations={})).next_observations
-
-
-def test_weights_of_the_grasp_critic_decay_as_those_of_every_network_do():
-    agent, weights = with_choices("published", changes={"weight_decay": 0.5})[0], {"w": jnp.ones(2)}
-    optimiser = agent.grasp_optimiser
-    update, _ = optimiser.update({"w": jnp.zeros(2)}, optimiser.init(weights), weights)
-    np.testing.assert_allclose(update["w"], -0.005, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("variant", "value", "expected"), [("acrlpd", -0.5, -0.5), ("bc", None, 0.0)])
@@ -230,11 +160,6 @@ def of_robot(gripper: GripperConfig, grippers=ROBOT.grippers):
     ("gripper", "grippers", "kind", "choices", "arm"),
     [
         ({"setup_mode": "dual-arm-learned-gripper"}, (6, 13), LearnedGripper, (1, 1, 9), 12),
-        ({"setup_mode": "single-arm-learned-gripper"}, (6,), LearnedGripper, (1, 1, 3), 13),
-        (
-            {"setup_mode": "dual-arm-learned-gripper", "choices": (-1, 1), "hold_steps": 1, "joint": False},
-            (6, 13), LearnedGripper, (5, 2, 2), 12,
-        ),
         ({"setup_mode": "dual-arm-fixed-gripper"}, (6, 13), FixedGripper, None, 12),
         ({"setup_mode": "single-arm-fixed-gripper"}, (), FixedGripper, None, 14),  # taken away by HIL-SERL's wrapper
         ({}, (6, 13), None, None, 14),

@@ -61,14 +61,6 @@ def test_imitation_is_a_mean_over_imitated_steps_and_numbers_only():
     assert float(whole) == float(imitation_mean(error, bc))  # all numbers are what no marks are
 
 
-@pytest.mark.parametrize("y", [0.0, 0.1, 1.0])
-def test_the_bounded_loss_is_least_where_the_value_is_the_target(y):
-    logits, target = jnp.linspace(-12, 12, 2401), np.array([y], np.float32)
-    losses, gradient = jax.vmap(jax.value_and_grad(lambda x: regressed(x[None], target, BOUNDED)))(logits)
-    assert float(critic_values(logits[np.argmin(losses)], BOUNDED)) == pytest.approx(y, abs=3e-3)
-    np.testing.assert_allclose(gradient, jax.nn.sigmoid(logits) - y, atol=1e-5)  # constant at a confident mistake
-
-
 def test_regression_losses_by_hand():
     outputs, target = np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([0.0, 2.0])  # two heads, two windows
     assert float(regressed(outputs, target, SQUARED)) == (1 + 0 + 9 + 4) / 4
@@ -80,7 +72,7 @@ def test_regression_losses_by_hand():
     assert critic_values(np.array([3.0]), SQUARED).tolist() == [3.0]
 
 
-@pytest.mark.parametrize(("bounds", "expectile"), [(SQUARED, 0.8), (UNIT, 0.8), (UNIT, 0.5)])
+@pytest.mark.parametrize(("bounds", "expectile"), [(SQUARED, 0.8), (UNIT, 0.5)])
 def test_the_expectile_loss_rests_at_the_expectile(bounds, expectile):
     """m solves tau sum (x - m)+ = (1 - tau) sum (m - x)+; of one target it is that target."""
     config = AcfqlConfig(critic=CriticConfig(hidden=(8,)))

@@ -8,15 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_tools import CAMERA, build, close, config_of, drawn, make_batches, named, one_batch, same, seen_by
+from agent_tools import CAMERA, build, close, config_of, drawn, make_batches, named, seen_by
 from small_bases import use_small_backbones
 
-from serl_chunk.agents import vision
 from serl_chunk.agents.vision import SIZES, ObservationEmbedder
-from serl_chunk.config.agents.acrlpd import AcrlpdConfig
 from serl_chunk.config.agents.encoder import EncoderConfig
-from serl_chunk.models.encoder import make_backbone
-from serl_chunk.types import CameraSpec, ChunkBatch
+from serl_chunk.types import ChunkBatch
 
 CACHED = EncoderConfig(kind="resnet10", pooling="spatial", latent=8, shift=0, frozen_backbone=True, cache_features=True)
 IMAGE, FEATURE = f"images/{CAMERA.name}", f"features/{CAMERA.name}"
@@ -80,27 +77,6 @@ def _assert_close(a, b):
     np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.slow
-def test_steps_with_given_draws_are_the_same_and_depend_on_the_features(acrlpd):
-    agent, state, base, embed = acrlpd
-    pixels = one_batch(agent)
-    features, other = embedded(embed, pixels), embedded(embed, one_batch(agent, seed=1))
-    foreign = features._replace(observations=other.observations)
-    draws = agent.critic_draws(jax.random.key(1), pixels), agent.policy_draws(jax.random.key(2), pixels)
-
-    @jax.jit
-    def steps(state, batch, draws):
-        batch = agent.seen(state, base, batch)
-        critic, _ = agent.step(state, base, batch, {"critic": draws[0]})
-        policy, _ = agent.step(state, base, batch, {"policy": draws[1]})
-        return critic.critic, policy.policy
-
-    a, b, c = (steps(state, batch, draws) for batch in (features, pixels, foreign))
-    jax.tree.map(_assert_close, a, b)
-    assert not same(a[0], c[0])
-    assert not same(a[1], c[1])
-
-
 def test_features_do_not_depend_on_how_many_frames_there_are(acrlpd):
     agent, _, _, embed = acrlpd
     images = np.random.default_rng(0).integers(0, 256, (2 * SIZES[0] + 11, 32, 32, 3), np.uint8)
@@ -127,15 +103,6 @@ def test_a_policy_that_learns_from_features_acts_on_pixels(acrlpd):
     assert not np.allclose(chunk, blind, atol=1e-3)
 
 
-def test_there_is_nothing_to_keep_unless_asked_for(acrlpd):
-    for config in (
-        config_of("acrlpd-image", encoder=dataclasses.replace(CACHED, cache_features=False)),
-        config_of("bc"),
-    ):
-        plain = build(config)
-        assert (plain.perception.embedder(acrlpd[2]), plain.perception.cached_features()) == (None, {})
-
-
 def test_features_that_an_observation_brings_are_not_computed_again(acrlpd):
     looks, base = acrlpd[0].perception.vision, acrlpd[2]
     images = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 3), dtype=np.uint8)
@@ -144,16 +111,3 @@ def test_features_that_an_observation_brings_are_not_computed_again(acrlpd):
     assert (seen[FEATURE].shape, seen[FEATURE].dtype) == ((3, 4, 4, 2), jnp.float16)
     assert looks.encode_images(base, seen)[FEATURE] is seen[FEATURE]
     assert close(looks.encode_images(base, {IMAGE: images[1]})[FEATURE], seen[FEATURE][1], 2e-3)
-
-
-@pytest.mark.slow
-def test_resnet10s_features_are_those_of_an_update(monkeypatch):
-    monkeypatch.setattr(vision, "make_backbone", make_backbone)
-    agent = build(AcrlpdConfig(encoder=CACHED, image_keys=(CAMERA.name,)))
-    base = agent.perception.vision.random(jax.random.key(0))
-    assert agent.perception.vision.feature_shape(CameraSpec("large", 128, 100)) == (4, 4, 512)
-    images = make_batches(agent.spec).observations[IMAGE][0]
-    inside = jax.jit(jax.vmap(agent.perception.vision.embed, in_axes=(None, 0)))(base, images[None])[0]
-    outside = of_frames(ObservationEmbedder(agent.perception.vision, base), images)
-    np.testing.assert_allclose(outside, inside, rtol=2e-3, atol=2e-3)
-    assert np.abs(outside).max() > 0.1

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CASES = ROOT / "tests" / "data" / "qc"
 FILES = sorted(CASES.glob("*.npz"))
-OFTEN = ("acfql_best_of_n", "acrlpd_min")  # the others are variants of these
+OFTEN = ("acfql_best_of_n", "acfql_ddpg", "acrlpd_min")  # the others are variants of these
 
 
 @pytest.fixture(scope="module")

@@ -71,10 +71,7 @@ ROWS = [  # what is made, what the message names or `ConfigError.parameter` is
         lambda: EncoderConfig(cache_features=True, shift=0),
         ("agent.encoder.cache_features", "True", "agent.encoder.frozen_backbone"),
     ),
-    (
-        lambda: EncoderConfig(**CACHED, shift=3),
-        ("agent.encoder.cache_features", "True", "agent.encoder.shift", 3, 0),
-    ),
+    (lambda: EncoderConfig(**CACHED, shift=3), ("agent.encoder.cache_features", "True", "agent.encoder.shift", 3, 0)),
     (
         lambda: AcrlpdConfig(encoder=EncoderConfig(**CACHED, shift=0)),
         ("agent.encoder.cache_features", "True", "agent.image_keys"),
@@ -106,14 +103,6 @@ ROWS = [  # what is made, what the message names or `ConfigError.parameter` is
 
 @pytest.mark.parametrize(("make", "named"), ROWS)
 def test_settings_that_cannot_work_are_named(make, named):
-    with pytest.raises(ConfigError, match=naming(*named) if isinstance(named, tuple) else "") as refused:
+    with pytest.raises(ConfigError, match=naming(*named) if isinstance(named, tuple) else None) as refused:
         make()
     assert isinstance(named, tuple) or refused.value.parameter == named
-
-
-@pytest.mark.parametrize("cls", [AcfqlConfig, BcConfig])
-def test_a_setting_that_an_agent_does_not_have_is_a_value_that_others_read(cls):
-    assert "kernel_init" not in {field.name for field in dataclasses.fields(cls)}
-    assert cls().kernel_init == "lecun_normal"
-    with pytest.raises(TypeError, match="kernel_init"):
-        cls(kernel_init="xavier_uniform")

@@ -8,22 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_tools import (
-    FLOW,
-    build,
-    config_of,
-    fresh,
-    make_batches,
-    marked_numbers,
-    one_batch,
-    output_bias,
-    policy_gradient,
-    same,
-)
+from agent_tools import FLOW, fresh, marked_numbers, one_batch, output_bias, policy_gradient, same
 from plain_networks import mlp
 
-from serl_chunk.agents.state import Context
-from serl_chunk.config.agents.flow import FlowConfig
 from serl_chunk.models.flow import integrate, linear_share
 
 DELAYS = np.array([0, 1, 2, 0, 1, 2, 3, 0], np.int32)
@@ -85,43 +72,3 @@ def test_a_clean_prefix_is_seen_at_every_step_and_kept():
     out = integrate(velocity, jnp.full((3, 2), -0.5), 4, (prefix, mask), clean=True)
     np.testing.assert_allclose([s[:, 0] for s in seen], np.full((4, 3), 0.7), atol=1e-6)
     np.testing.assert_allclose(out, np.broadcast_to([0.7, 0.5], (3, 2)), atol=1e-6)
-
-
-def two_modes(train_delay: str) -> tuple[float, float]:
-    """A flow of chunks that stay at +0.6 or at -0.6 for all 4 steps, sampled with two of them given.
-
-    The share of tails on the side of their prefix, and the mean jump from the prefix to the first free action.
-    """
-    flow = FlowConfig(hidden=(32, 32), steps=5, train_delay=train_delay)
-    agent = build(config_of("bc", flow=flow, lr=3e-3), horizon=4, actions=1)
-    state, rng = agent.init(jax.random.key(0)), np.random.default_rng(0)
-    for seed in range(12):
-        batch = make_batches(agent.spec, 50, 64, seed)
-        side = rng.choice([-0.6, 0.6], (50, 64, 1, 1))
-        actions = (side + rng.normal(0, 0.03, (50, 64, 4, 1))).astype(np.float32)
-        here = {"state": np.zeros_like(batch.observations["state"])}  # nothing but the prefix tells the modes apart
-        batch = batch._replace(observations=here, actions=actions, bc_weight=np.ones((50, 64, 4), np.float32))
-        state, _ = agent.update_policy(state, {}, batch)
-    noise = jax.random.normal(jax.random.key(1), (200, 4))
-
-    def sampled(*args):
-        chunks = agent.net.sample(state.policy["flow"], Context(jnp.zeros(4)), *args)
-        return np.asarray(agent.bounded(chunks))[..., 0]
-
-    same_side, jump = [], []
-    for side in (-0.6, 0.6):
-        chunks = sampled(noise, (jnp.full((4, 1), side), jnp.array([1.0, 1.0, 0.0, 0.0])))
-        same_side.append((np.sign(chunks[:, 2:]) == np.sign(side)).all(1).mean())
-        jump.append(np.abs(chunks[:, 2] - side).mean())
-    assert 0.25 < (sampled(noise) > 0).mean() < 0.75  # without a prefix both modes are there
-    return float(np.mean(same_side)), float(np.mean(jump))
-
-
-@pytest.mark.slow
-def test_a_flow_of_two_modes_keeps_the_one_its_prefix_is_in():
-    (trained, jump), (untrained, jump_untrained) = two_modes("sampled"), two_modes("none")
-    assert trained > 0.97
-    assert jump < 0.12
-    # The straight path alone decides too late: some tails leave their prefix's mode, and most start away from it.
-    assert untrained < 0.93
-    assert jump_untrained > 2 * jump

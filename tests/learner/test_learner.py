@@ -4,51 +4,43 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from pathlib import Path
 
+import numpy as np
 import pytest
 from errors import naming
-from learner_tools import agent_of, assert_same_state, by_kind, learner_of, let_go, phases, until
+from learner_tools import agent_of, assert_same_state, by_kind, feed, journal_of, learner_of, let_go, phases, until
 from point_robot import experiment, record_demos
 
-from serl_chunk.actor.policy import ChunkPolicy
+from serl_chunk.actor.policy import ChunkPolicy, Request
 from serl_chunk.agents.spec import agent_spec
 from serl_chunk.cli.local import train_local
-from serl_chunk.config.agents.bc import BcConfig
-from serl_chunk.config.agents.flow import FlowConfig
 from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.evaluation.rollouts import evaluate
-from serl_chunk.learner import training_stats
 from serl_chunk.learner.building import RunOptions
+from serl_chunk.learner.learner import Learner
 from serl_chunk.learner.schedule import Phase
 from serl_chunk.replay.replay import Ready, Replay
 from serl_chunk.robots.registry import make_env, robot_spec
-from serl_chunk.runs.checkpoints import CheckpointStore, kept_versions, roll_back
-from serl_chunk.types import ConfigError, Snapshot
+from serl_chunk.runs.checkpoints import CheckpointStore, TimedCheckpoints, kept_versions, roll_back
+from serl_chunk.types import STATE, ConfigError, Snapshot
 
 pytestmark = [pytest.mark.compiles, pytest.mark.usefixtures("quick")]
 
 
-def test_phases_counters_and_a_run_that_is_the_same_twice(demos, tmp_path, published):
+def test_phases_and_counters(demos, tmp_path, published):
     config = experiment(critic_pretrain_steps=20)
-    (first, summary), (second, _) = (train_local(config, RunOptions([demos], str(tmp_path / n))) for n in "ab")
-
+    first, summary = train_local(config, RunOptions([demos], str(tmp_path)))
     # Of the offline phase there are no steps.
-    assert phases(tmp_path / "a") == [p for p in Phase if p not in (Phase.PRETRAIN, Phase.OFFLINE)]
+    assert phases(tmp_path) == [p for p in Phase if p not in (Phase.PRETRAIN, Phase.OFFLINE)]
     assert first.trainer.phase is Phase.DONE
     assert first.updates == config.learner.max_steps == int(first.state.critic_updates) - 20  # pretrained
     # the limiter: one update per step since the warm-up, and no more steps ahead than permitted
     assert 60 <= first.env_steps <= 60 + 20 + 20 + 2 * 10
     assert (summary.reason, summary.steps) == ("training is complete", first.env_steps)
     assert first.checkpoints.steps() == [0, 40, 60]
-
-    half = len(published) // 2
-    assert [p.version for p in published] == 2 * list(range(1, half + 1))
-    assert half == 1 + 60 // 20  # after pretraining, every 20 updates
-
-    rows = by_kind(tmp_path / "a")
-    assert rows == by_kind(tmp_path / "b")
-    assert {"train", "episode", "event"} <= rows.keys()
-    assert_same_state(first, second)
+    assert [p.version for p in published] == list(range(1, 2 + 60 // 20))  # after pretraining, every 20 updates
+    assert {"train", "episode", "event"} <= by_kind(tmp_path).keys()
 
 
 def test_a_resumed_run_goes_on(demos, tmp_path, published, caplog):
@@ -82,25 +74,6 @@ def test_a_resumed_run_goes_on(demos, tmp_path, published, caplog):
     assert "resumed at step 100: training is complete" in caplog.text
     assert (done.updates, summary.steps) == (100, 0)
     assert done.checkpoints.steps() == [0, 40, 60, 80, 100]
-
-
-def test_a_run_goes_on_from_the_version_that_it_was_rolled_back_to(demos, tmp_path, published, caplog):
-    run = tmp_path / "run"
-    before, _ = train_local(experiment(), RunOptions([demos], str(run)))
-    assert before.checkpoints.steps() == [0, 40, 60]
-    # A critic that was never updated chooses nothing.
-    assert [p.chooses for p in published] == [False, *[True] * (len(published) - 1)]
-    assert [p.step for p in published[:3]] == [0, 20, 40]
-    version = next(v for v, entry in kept_versions(run).items() if entry.step == 40)
-    assert version < published[-1].version
-    assert roll_back(run, version)[:2] == (version, 40)
-    after, _ = train_local(experiment(), RunOptions([demos], str(run)))
-    assert "resumed at step 40, " in caplog.text
-    assert (after.updates, after.checkpoints.steps()) == (60, [0, 40, 60])
-    # Actors take none that is not newer than theirs.
-    assert [p.version for p in published] == list(range(1, len(published) + 1))
-    steps = [r["step"] for r in by_kind(run)["train"]]
-    assert steps == sorted(steps)
 
 
 def test_training_waits_where_everything_was_discarded(demos, tmp_path, monkeypatch, caplog):
@@ -140,45 +113,6 @@ def test_changed_data_do_not_shift_a_resumed_networks_inputs_and_another_transfo
     assert after.preprocess.digest() == before.preprocess.digest()
 
 
-def test_a_learner_without_actors_says_that_it_waits(demos, tmp_path, monkeypatch):
-    monkeypatch.setattr(training_stats, "MEASURE_AFTER", 0.05)
-    learner, stop = learner_of(experiment(), demos, tmp_path / "run"), threading.Event()
-    ticks: list[Phase] = []
-
-    def tick() -> None:
-        ticks.append(learner.trainer.phase)
-        if ticks.count(Phase.WARMUP) == 100:  # so long that what else the machine does counts for little
-            stop.set()
-
-    learner.run(stop, tick)
-    assert learner.stats.waiting[0] > 0.5
-    assert learner.stats.rates["rates/updates_per_s"] == 0  # not those of pretraining
-    let_go(learner)
-
-
-def test_the_status_line_is_told_what_is_waited_for(demos, tmp_path):
-    config = experiment(training_starts=100, utd_ratio=0.5, max_lag_steps=40)
-    learner = learner_of(config, demos, tmp_path / "run")
-    until(learner, Phase.WARMUP)
-
-    def told(steps: int) -> tuple:
-        learner.router.env_steps = steps
-        fields = learner.status()
-        assert "actors" not in fields  # no network
-        return fields["steps_missing"], fields["updates_due"], fields["may_record"]
-
-    assert told(30) == (0, 0, None)  # it waits for episodes, of which the line shows how many
-    learner.episodes = config.learner.warmup_episodes
-    assert told(30) == (70, 0, None)
-    learner.trainer.schedule.limiter.start(100)
-    learner.trainer.phase = Phase.TRAIN
-    assert told(100) == (2 * config.learner.cta_ratio, 0, 40)
-    assert told(130) == (0, 15, 10)
-    learner.config = dataclasses.replace(config, actor=dataclasses.replace(config.actor, clock="realtime"))
-    assert told(130)[2] is None
-    let_go(learner)
-
-
 def test_a_phase_trains_on_nothing_drawn_before_it_and_a_lost_last_snapshot_is_logged(demos, tmp_path, caplog):
     def broken(snapshot, info):
         raise OSError("the socket is gone")
@@ -205,6 +139,25 @@ def success_rate(config, run, step: int) -> float:
     return evaluate(make_env(config.robot), policy, config, n=50).success_rate
 
 
+def test_a_run_goes_on_from_the_version_that_it_was_rolled_back_to(demos, tmp_path, published, caplog):
+    run = tmp_path / "run"
+    before, _ = train_local(experiment(), RunOptions([demos], str(run)))
+    assert before.checkpoints.steps() == [0, 40, 60]
+    # A critic that was never updated chooses nothing.
+    assert [p.chooses for p in published] == [False, *[True] * (len(published) - 1)]
+    assert [p.step for p in published[:3]] == [0, 20, 40]
+    version = next(v for v, entry in kept_versions(run).items() if entry.step == 40)
+    assert version < published[-1].version
+    assert roll_back(run, version)[:2] == (version, 40)
+    after, _ = train_local(experiment(), RunOptions([demos], str(run)))
+    assert "resumed at step 40, " in caplog.text
+    assert (after.updates, after.checkpoints.steps()) == (60, [0, 40, 60])
+    # Actors take none that is not newer than theirs.
+    assert [p.version for p in published] == list(range(1, len(published) + 1))
+    steps = [r["step"] for r in by_kind(run)["train"]]
+    assert steps == sorted(steps)
+
+
 @pytest.mark.slow  # `make demo` shows it as well
 def test_reinforcement_learning_overtakes_the_imitation_it_starts_from(demos, tmp_path):
     config = experiment(pretrain_steps=600, warmup_episodes=8, max_steps=1_200,
@@ -216,18 +169,116 @@ def test_reinforcement_learning_overtakes_the_imitation_it_starts_from(demos, tm
     assert imitation <= learned - 0.3
 
 
-def test_an_agent_without_a_critic_draws_no_batch_for_one(demos, tmp_path, monkeypatch):
-    drawn, sample = [], Replay.sample
+# -- a stop or a kill in phases that count no steps: a resume goes on within them --------------------------------------
 
-    def counted(self, rng, batch_size, updates=None, **kw):
-        drawn.append(updates)
-        return sample(self, rng, batch_size, updates, **kw)
 
-    monkeypatch.setattr(Replay, "sample", counted)
-    config = experiment(cta_ratio=2, critic_pretrain_steps=20)
-    config = dataclasses.replace(config, agent=BcConfig(flow=FlowConfig(hidden=(16,), steps=2)))
-    learner, _ = train_local(config, RunOptions([demos], str(tmp_path / "run")))
-    assert (learner.trainer.phase, learner.updates) == (Phase.DONE, config.learner.max_steps)
-    assert drawn.count(20) == config.learner.pretrain_steps // 20  # of the policy's pretraining alone
-    assert drawn.count(1) == config.learner.max_steps // 2  # one for each compiled update, not two
-    assert set(drawn) == {1, 20}
+def timed(run: Path) -> list[str]:
+    folder = run / "checkpoints_timed"
+    return sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
+
+
+def test_pretraining_that_was_stopped_goes_on_as_if_it_had_not_been(demos, tmp_path, caplog):
+    config = experiment(pretrain_steps=60, critic_pretrain_steps=40)
+    whole = learner_of(config, demos, tmp_path / "whole")
+    until(whole, Phase.WARMUP)
+    run = tmp_path / "run"
+    for phase, updates in ((Phase.PRETRAIN, 40), (Phase.CRITIC_PRETRAIN, 20)):
+        learner = learner_of(config, demos, run)
+        assert not learner.writes_checkpoint
+        until(learner, phase, updates)
+        assert learner.writes_checkpoint
+        let_go(learner)
+        assert len(timed(run)) == 1
+        assert not (run / "checkpoints").exists()
+    caplog.clear()
+    rest = learner_of(config, demos, run)
+    assert "demonstrations, in phase 2/4 critic pretrain after update 20" in caplog.text
+    # No actor begins yet.
+    assert (rest.trainer.phase, rest.trainer.phase_updates, rest.version) == (Phase.CRITIC_PRETRAIN, 20, 0)
+    until(rest, Phase.WARMUP)
+    assert_same_state(whole, rest)
+    let_go(rest)
+    let_go(whole)
+    again = learner_of(config, demos, run)  # from the checkpoint after pretraining: it is the newer one
+    assert again.trainer.phase is Phase.WARMUP
+    let_go(again)
+
+
+def test_without_a_ratio_training_ends_with_the_last_online_step(demos, tmp_path, caplog):
+    plain = {"pretrain_steps": 20, "training_starts": 1}
+    config = experiment(**plain, utd_ratio=None, online_steps=60)
+    journal = journal_of(config, demos, 60)
+    learner = learner_of(config, demos, tmp_path / "run")
+    until(learner, Phase.WARMUP)
+    feed(learner, journal[:6])  # the warm-up's two episodes
+    assert learner.router.env_steps < 60
+    until(learner, Phase.TRAIN)
+    for _ in range(7):
+        learner.work()
+    assert (learner.status()["done"], learner.status()["total"]) == (learner.router.env_steps, 60)
+    feed(learner, journal[6:])
+    until(learner, Phase.DONE)
+    assert learner.updates == 7
+    let_go(learner)
+    late = learner_of(config, demos, tmp_path / "late")
+    until(late, Phase.WARMUP)
+    feed(late, journal)
+    until(late, Phase.DONE)
+    assert "came before the first one. Raise learner.online_steps" in caplog.text
+    let_go(late)
+
+
+def test_a_killed_learner_loses_what_came_after_the_last_timed_checkpoint(demos, tmp_path):
+    """Between two checkpoints of the period, of which there are none here."""
+    config = experiment(offline_steps=200, online_steps=0, checkpoint_period=0, pretrain_steps=0)
+    seconds = [0.0]
+    killed = learner_of(config, demos, tmp_path)
+    killed.checkpoints.timed = TimedCheckpoints(tmp_path, period=60.0, now=lambda: seconds[0])
+    until(killed, Phase.OFFLINE)
+    while killed.updates < 31:
+        if killed.updates in (10, 20):
+            seconds[0] += 60.0
+        killed.work()
+        killed.checkpoints.timed.wait()
+    assert killed.checkpoints.steps() == [0]
+    assert timed(tmp_path) == ["2"]
+    killed.checkpoint = lambda **_: True  # a killed process writes nothing more
+    let_go(killed)
+    rest = learner_of(config, demos, tmp_path)
+    assert (rest.trainer.phase, rest.updates) == (Phase.OFFLINE, 20)
+    let_go(rest)
+
+
+def first_chunks(learner: Learner, snapshot: Snapshot) -> list[np.ndarray]:
+    """Chunks of an actor's first decision and its second, in robot units, for fixed observations and a fixed key."""
+    policy = ChunkPolicy(learner.agent, learner.preprocess, robot_spec(learner.config.robot), seed=11)
+    policy.swap(snapshot)
+    return [
+        policy.decide(Request({STATE: np.array(state, np.float32)}, tick=0, epoch=0, explore=True)).actions
+        for state in ([0.5, -0.25], [-0.6, 0.1])
+    ]
+
+
+@pytest.mark.parametrize(("phase", "updates"), [(Phase.WARMUP, 0), (Phase.TRAIN, 30)])
+def test_a_resumed_run_acts_with_the_policy_it_had(demos, tmp_path, phase, updates):
+    """Bit for bit: parameters, normaliser, and whether the critic chooses."""
+    config = experiment(pretrain_steps=20, critic_pretrain_steps=20)
+    snapshots: list[Snapshot] = []
+    publish = lambda snapshot, info: snapshots.append(snapshot)  # noqa: E731
+    first = learner_of(config, demos, tmp_path, publish)
+    until(first, Phase.WARMUP)
+    if phase is not Phase.WARMUP:
+        feed(first, journal_of(config, demos, 40))
+        until(first, phase)
+        feed(first, journal_of(config, demos, 40, "y"))
+    while phase is Phase.TRAIN and first.updates < updates:
+        assert first.work()
+    first.publish()
+    let_go(first)
+    last = snapshots[-1]
+    second = learner_of(config, demos, tmp_path, publish)
+    resumed = snapshots[-1]
+    assert resumed.version > last.version
+    assert resumed.origin.normaliser == last.origin.normaliser
+    np.testing.assert_array_equal(first_chunks(first, last), first_chunks(second, resumed))
+    let_go(second)

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 from errors import naming
 from learner_tools import learner_of, let_go, until
 from point_robot import experiment
+from small_bases import FROZEN, use_small_backbones
+from small_bases import experiment as small_experiment
 
 from serl_chunk.agents.acfql import Acfql
 from serl_chunk.cli.learner import train_offline
 from serl_chunk.cli.local import train_local
-from serl_chunk.config.experiment import ChunkConfig, NormaliserConfig
+from serl_chunk.cli.record import run_record
+from serl_chunk.config.experiment import ChunkConfig
 from serl_chunk.data.demos import load_demos
 from serl_chunk.data.frames import observation_at
+from serl_chunk.data.source import decode_images
 from serl_chunk.learner import offline_data as demos_command
 from serl_chunk.learner.building import RunOptions
 from serl_chunk.learner.offline_data import InitialData, OfflineData
 from serl_chunk.learner.schedule import Phase
 from serl_chunk.replay.memory import available_bytes
 from serl_chunk.replay.replay import Ready
+from serl_chunk.robots.registry import robot_spec
 from serl_chunk.types import ConfigError, Outcome
 
 pytestmark = [pytest.mark.compiles, pytest.mark.usefixtures("quick")]
@@ -70,8 +76,7 @@ def test_training_without_data_or_steps_is_refused(make, named, tmp_path, monkey
 
 @pytest.mark.parametrize(
     ("phase", "windows", "needed"),  # of one episode, or of all
-    [({"offline_steps": 40, "online_steps": 0}, "episode", 5), ({"pretrain_steps": 40}, "qc", 40),
-     ({"critic_pretrain_steps": 40}, "episode", 5)],
+    [({"offline_steps": 40, "online_steps": 0}, "episode", 5), ({"pretrain_steps": 40}, "qc", 40)],
 )  # fmt: skip
 def test_data_shorter_than_a_window_are_refused_at_once(demos, tmp_path, cut_to, phase, windows, needed):
     cut_to(3)
@@ -82,25 +87,18 @@ def test_data_shorter_than_a_window_are_refused_at_once(demos, tmp_path, cut_to,
         learner_of(config, demos, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("changes", "outcome"), [({}, UNKNOWN), ({"offline_steps": 40}, FAILURE)]  # a failure ends a window
-)  # fmt: skip
-def test_short_data_that_no_phase_trains_on_or_that_end_are_not_refused(demos, tmp_path, cut_to, changes, outcome):
-    cut_to(3, outcome)
-    config = dataclasses.replace(experiment(pretrain_steps=0, **changes), chunk=ChunkConfig(5))
+def test_short_data_that_end_in_a_failure_are_not_refused(demos, tmp_path, cut_to):
+    cut_to(3, FAILURE)  # which ends a window
+    config = dataclasses.replace(experiment(pretrain_steps=0, offline_steps=40), chunk=ChunkConfig(5))
     learner = learner_of(config, demos, tmp_path)
-    assert bool(learner.replay.ready.demo) is (outcome is FAILURE)
+    assert learner.replay.ready.demo
     let_go(learner)
 
 
-@pytest.mark.parametrize(
-    ("outcome", "bc_on", "named"),
-    [
-        (FAILURE, "+successes", ("agent.bc_on", "+successes")),
-        (UNKNOWN, "interventions", ("agent.bc_on", "interventions", "agent.bc_on=demo")),
-        (UNKNOWN, "demo", ()),
-    ],
-)
+@pytest.mark.parametrize(("outcome", "bc_on", "named"), [
+    (FAILURE, "+successes", ("agent.bc_on", "+successes")),
+    (UNKNOWN, "interventions", ("agent.bc_on", "interventions", "agent.bc_on=demo")), (UNKNOWN, "demo", ()),
+])  # fmt: skip
 def test_pretraining_on_what_is_not_imitated_is_refused(demos, tmp_path, cut_to, outcome, bc_on, named):
     cut_to(3, outcome)
 
@@ -129,23 +127,6 @@ def test_a_run_that_is_past_its_data_goes_on_without_a_window_in_them(demos, tmp
         learner_of(config, demos, tmp_path / Phase.OFFLINE)
 
 
-def test_a_run_goes_on_with_its_own_normaliser_where_no_new_one_can_be_made(demos, tmp_path, caplog):
-    config = experiment(pretrain_steps=20, offline_steps=10, checkpoint_period=0)
-    config = dataclasses.replace(config, normaliser=NormaliserConfig(actions="absolute_demo"))
-    learner = learner_of(config, demos, tmp_path / "run")
-    until(learner, Phase.WARMUP)
-    digest = learner.preprocess.digest()
-    let_go(learner)
-    alone = dataclasses.replace(config, learner=dataclasses.replace(config.learner, pretrain_steps=0, offline_steps=0))
-    learner = learner_of(alone, None, tmp_path / "run")
-    assert learner.preprocess.digest() == digest
-    said = "the run's own normaliser goes on; a new one could not be fitted: normaliser.actions: "
-    assert said in caplog.text
-    let_go(learner)
-    with pytest.raises(ConfigError, match=naming("normaliser.actions", "absolute_demo", "demo_path")):  # a fresh one
-        learner_of(alone, None, tmp_path / "fresh")
-
-
 def test_demonstrations_whose_images_are_too_old_are_told_from_short_ones():
     class Blind:
         ready, window_steps = Ready(steps=0, online=0, demo=0, windows=0), 5
@@ -164,3 +145,42 @@ def test_a_replay_beyond_the_memory_is_refused_before_networks_are_built(tmp_pat
     with pytest.raises(ConfigError, match=naming("replay.capacity", "MiB are available")):
         train_local(config, RunOptions([], str(tmp_path / "run")))
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_resumed_run_computes_features_again_with_its_own_weights(tmp_path, caplog, monkeypatch):
+    use_small_backbones(monkeypatch)
+    of = small_experiment(dataclasses.replace(FROZEN, cache_features=True))
+    robot, replay = (
+        dataclasses.replace(of.robot, max_episode_steps=110),
+        dataclasses.replace(of.replay, image_capacity=600),
+    )
+    of = dataclasses.replace(of, robot=robot, replay=replay, learner=dataclasses.replace(of.learner, pretrain_steps=20))
+    demos = str(tmp_path / "demos")
+    run_record(of, 1, demos, policy="scripted", noise=None, cameras=("top",))
+    (demo,) = load_demos([demos], robot_spec(of.robot), cameras=("top",)).episodes
+    records = [(k, "actor/s", record) for k, record in enumerate(decode_images(demo))]
+    first = learner_of(of, demos, tmp_path / "run")
+    for number, session, record in records:
+        first.router.insert(session, record, number + 1)
+    expected = first.replay.sample(np.random.default_rng(1), 64)
+    first.checkpoint()
+    let_go(first)
+
+    # Another seed would draw another backbone: what the checkpoint has counts.
+    second = learner_of(dataclasses.replace(of, seed=6), demos, tmp_path / "run")
+    assert second.refill(records) == demo.steps.n
+    missing, pieces = second.replay.features_missing, 0
+    assert missing == 2 * (len(demo.steps.sparse["images/top"].index) + 1)
+    while second.replay.features_missing:
+        assert second.work()
+        assert second.trainer.phase is Phase.PRETRAIN  # that of the checkpoint
+        pieces += 1
+    assert pieces == -(-missing // 64)
+    assert f"{missing} features of stored observations computed in " in caplog.text
+    found = second.replay.sample(np.random.default_rng(1), 64)
+    assert np.ptp(expected.observations["features/top"].astype(np.float32)) > 0.1
+    for a, b in ((found.observations, expected.observations), (found.next_observations, expected.next_observations)):
+        np.testing.assert_allclose(a["features/top"], b["features/top"], rtol=2e-3, atol=2e-3)
+    assert second.replay.stats()["replay/features_computed"] == missing  # and a batch computed none
+    let_go(second)

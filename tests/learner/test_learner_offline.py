@@ -15,8 +15,6 @@ from point_robot import experiment
 from serl_chunk.cli import learner as learner_command
 from serl_chunk.cli.learner import train_offline
 from serl_chunk.cli.local import train_local
-from serl_chunk.data.demos import load_demos
-from serl_chunk.learner import offline_data as demos_command
 from serl_chunk.learner.building import RunOptions
 from serl_chunk.learner.learner import Learner
 from serl_chunk.learner.offline_data import DemoOptions
@@ -25,7 +23,6 @@ from serl_chunk.learner.trainers.phases import PhaseTrainer
 from serl_chunk.learner.training_stats import TrainingStats
 from serl_chunk.runs.checkpoints import host_leaves
 from serl_chunk.runs.folder import read_config
-from serl_chunk.types import Outcome
 
 pytestmark = [pytest.mark.compiles, pytest.mark.usefixtures("quick")]
 
@@ -69,22 +66,6 @@ def test_offline_to_online_keeps_everything_and_counts_apart(demos, tmp_path, pu
     assert [p.chooses for p in published] == [False, *[True] * (len(published) - 1)]
 
 
-def test_a_critic_that_has_seen_failures_offline_chooses_at_once(demos, tmp_path, published, monkeypatch):
-    def with_failures(*args, **kwargs):
-        """Half of the demonstrations were no success after all."""
-        loaded = load_demos(*args, **kwargs)
-        for i in range(0, len(loaded.episodes), 2):
-            _, steps, end = loaded.episodes[i]
-            steps = dataclasses.replace(steps, reward=np.zeros_like(steps.reward))
-            end = end._replace(outcome=Outcome.UNKNOWN, terminated=False, truncated=True, reward=None)
-            loaded.episodes[i] = loaded.episodes[i]._replace(steps=steps, end=end)
-        return loaded
-
-    monkeypatch.setattr(demos_command, "load_demos", with_failures)
-    train_local(experiment(offline_steps=40, max_steps=20), RunOptions([demos], str(tmp_path)))
-    assert {p.chooses for p in published} == {True}
-
-
 def test_training_ends_after_so_many_online_steps_and_their_updates(demos, tmp_path):
     config = experiment(offline_steps=20, online_steps=61, max_steps=100_000, utd_ratio=0.5, max_lag_steps=10,
                         checkpoint_period=0)  # fmt: skip
@@ -95,18 +76,6 @@ def test_training_ends_after_so_many_online_steps_and_their_updates(demos, tmp_p
     assert learner.trainer.online_updates == (61 - begun) // 2
     again, summary = train_local(config, RunOptions([demos], str(tmp_path)))
     assert (again.trainer.phase, again.updates, summary.steps) == (Phase.DONE, learner.updates, 0)
-
-
-def test_actors_may_record_no_more_steps_than_training_wants(demos, tmp_path):
-    learner = learner_of(experiment(online_steps=50, training_starts=20), demos, tmp_path)
-    trainer = learner.trainer
-    learner.router.env_steps = 20
-    assert trainer.steps_allowed() == 30
-    trainer.schedule.limiter.start(20)
-    assert trainer.steps_allowed() == 20  # max_lag_steps
-    learner.router.env_steps = 70  # a realtime actor does not wait
-    assert (trainer.steps_allowed(), trainer.schedule.updates_due) == (0, 30)
-    let_go(learner)
 
 
 def test_offline_only_and_on_from_there(demos, tmp_path, caplog):
@@ -170,35 +139,21 @@ def test_a_run_that_was_killed_offline_goes_on_from_its_newest_checkpoint(demos,
     assert steps == sorted(set(steps))  # what the lost life logged after its checkpoint does not count
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_an_update_that_was_interrupted_does_not_end_the_offline_phase(demos, tmp_path, error):
+def test_an_update_that_was_interrupted_does_not_end_the_offline_phase(demos, tmp_path):
     counted, calls = TrainingStats.updated, []
 
     def interrupted(self: TrainingStats, updates: int, metrics: dict) -> None:
         counted(self, updates, metrics)
         calls.append(updates)
         if sum(calls) == 25:
-            raise error
+            raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TrainingStats, "updated", interrupted)
-        with pytest.raises(error):
+        with pytest.raises(KeyboardInterrupt):
             offline(demos, tmp_path)
     rest = offline(demos, tmp_path)
     assert (rest.trainer.phase, rest.updates, rest.trainer.offline_updates) == (Phase.DONE, 40, 40)
-
-
-@pytest.mark.parametrize("fraction", [0.5, "uniform"])
-def test_the_data_stay_whatever_comes_online(demos, tmp_path, fraction):
-    config = experiment(offline_steps=20, max_steps=150)
-    replay = dataclasses.replace(config.replay, demo_fraction=fraction, capacity=60, demo_capacity=300)
-    learner, _ = train_local(dataclasses.replace(config, replay=replay), RunOptions([demos], str(tmp_path)))
-    stats = learner.replay.stats()
-    assert learner.env_steps > 60  # the ring has turned
-    assert stats["replay/evicted_episodes"] > 0
-    assert sum(session == "demonstrations" for session, _ in learner.replay.episodes()) == 12
-    if fraction == "uniform":
-        assert "replay/demo_share" not in stats  # drawn as one buffer: by how many windows there are
 
 
 def write_shards(folder: Path, count: int) -> str:
@@ -246,42 +201,6 @@ def test_shards_take_turns_and_a_resume_finds_the_right_one(demos, tmp_path, mon
     assert_same_state(at_once, rest)
 
 
-def test_updates_still_owed_when_the_last_step_came_are_done_after_a_resume(demos, tmp_path):
-    config = experiment(**ONLINE, training_starts=20, online_steps=100)
-    journal = journal_of(config, demos, 120)  # realtime: it runs ahead
-    first = learner_of(config, demos, tmp_path)
-    until(first, Phase.WARMUP)
-    number = 0
-    while first.env_steps < 20:
-        feed(first, journal[number : number + 1])
-        number += 1
-    until(first, Phase.TRAIN)
-    begun = first.env_steps
-    feed(first, journal[number:])
-    for _ in range(10):
-        first.work()
-    assert first.env_steps > 100
-    assert first.status()["total"] == 100 - begun
-    assert (first.trainer.online_updates, first.trainer.schedule.updates_due) == (10, 100 - begun - 10)
-    let_go(first)
-
-    second = learner_of(config, demos, tmp_path)
-    second.refill(journal)
-    until(second, Phase.TRAIN, busy=True)
-    assert second.trainer.schedule.updates_due == 100 - begun - 10
-    for _ in range(10):
-        second.work()
-    let_go(second)
-    third = learner_of(config, demos, tmp_path)
-    third.refill(journal)
-    until(third, Phase.DONE, busy=True)
-    assert third.trainer.online_updates == 100 - begun
-    let_go(third)
-    again = learner_of(config, demos, tmp_path)
-    assert again.trainer.phase is Phase.DONE
-    let_go(again)
-
-
 def test_owed_updates_without_their_steps_end_with_a_word(demos, tmp_path, caplog):
     config = experiment(**ONLINE, training_starts=20, online_steps=60)
     learner = learner_of(config, demos, tmp_path)
@@ -305,19 +224,7 @@ def test_a_warm_up_that_takes_all_online_steps_is_cut_short(demos, tmp_path, cap
     assert said in caplog.text
 
 
-def test_the_last_steps_of_a_resumed_run_without_a_journal_are_trained_on(demos, tmp_path):
-    config = experiment(**ONLINE | {"max_lag_steps": 20}, online_steps=120, training_starts=40)
-    stop = threading.Event()
-    with pytest.MonkeyPatch.context() as patch:
-        after_updates(patch, lambda trainer: trainer._learner.env_steps >= 100 and stop.set())
-        before, _ = train_local(config, RunOptions([demos], str(tmp_path)), stop=stop)
-    assert before.trainer.phase is Phase.TRAIN
-    learner, summary = train_local(config, RunOptions([demos], str(tmp_path)))
-    assert summary.steps <= 20 + 2  # fewer than training_starts
-    assert (learner.trainer.phase, learner.trainer.online_updates) == (Phase.DONE, 80)
-
-
-@pytest.mark.parametrize("replay", [{}, {"demo_fraction": "uniform"}, {"windows": "qc", "terminal_windows": "drop"}])
+@pytest.mark.parametrize("replay", [{}, {"demo_fraction": "uniform"}])
 def test_an_offline_phase_that_is_prolonged_sees_no_online_step(demos, tmp_path, replay):
     def config(steps: int):
         made = experiment(pretrain_steps=0, offline_steps=steps, warmup_episodes=5, checkpoint_period=0)

@@ -82,19 +82,6 @@ def test_only_the_newest_waits_and_closing_delivers_it(publisher, got):
     assert [(s.version, s.params["w"][0]) for s, _ in got] == [(1, 1), (4, 4)]
 
 
-@pytest.mark.parametrize("threaded", [False, True])
-def test_versions_never_go_back_after_a_restart(publisher, got, threaded):
-    for life in range(3):
-        p = publisher(threaded=threaded)
-        assert p.version == 2 * life
-        p.publish(tree(0), {})
-        p.publish(tree(0), {})
-        p.close()
-    versions = [s.version for s, _ in got]
-    assert versions == sorted(set(versions))
-    assert versions[-1] == 6
-
-
 def test_an_error_of_the_thread_is_raised_by_the_next_publication_or_known_after_closing(publisher):
     p = publisher(threaded=True, publish=broken)
     p.publish(tree(1), {})

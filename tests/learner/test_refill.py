@@ -66,7 +66,7 @@ def journal(episodes: int) -> Rows:
     return rows
 
 
-@pytest.mark.parametrize("at", [0, 6, 17, 24])  # entries received when the checkpoint was written
+@pytest.mark.parametrize("at", [0, 17])  # entries received when the checkpoint was written
 def test_counters_are_those_of_a_learner_that_never_stopped(life, at):
     first, rows = life(), journal(6)
     feed(first, rows[:at])

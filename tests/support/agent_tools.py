@@ -244,31 +244,3 @@ def same(a: Any, b: Any) -> bool:
 def close(a: Any, b: Any, atol: float = 1e-6) -> bool:
     """Whether two trees of one structure are equal but for rounding."""
     return all(np.allclose(x, y, atol=atol) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
-
-
-def bandit(spec: AgentSpec, updates: int, size: int, seed: int) -> tuple[ChunkBatch, np.ndarray]:
-    """One-decision tasks, and the chunk float32[updates, size, H, A] that each rewards most.
-
-    Actions are uniform; the first step's reward falls from 1 with the distance to a chunk that depends on the state.
-    """
-    rng = np.random.default_rng(seed)
-    lead = (updates, size)
-    state = rng.uniform(-1, 1, (*lead, spec.state_dim)).astype(np.float32)
-    best = 0.7 * state[..., :1, None] * np.where(np.arange(spec.horizon) % 2, -1, 1)[:, None]
-    best = np.broadcast_to(best, (*lead, spec.horizon, spec.action_dim)).astype(np.float32)
-    actions = rng.uniform(-1, 1, best.shape).astype(np.float32)
-    rewards = np.zeros((*lead, spec.horizon), np.float32)
-    rewards[..., 0] = np.exp(-2 * ((actions - best) ** 2).sum((-1, -2)))
-    return make_batches(
-        spec, updates, size, seed,
-        observations={"state": state}, actions=actions, rewards=rewards,
-        mask=np.zeros(lead, np.float32), valid=np.ones_like(rewards), bc_weight=np.ones_like(rewards),
-    ), best  # fmt: skip
-
-
-def bandit_error(agent: Agent, state: AgentState, *, pretrained: bool = False, explore: bool = False) -> float:
-    """Mean distance per dimension between the chosen and the most rewarded chunk, on 64 states not trained on."""
-    batch, best = bandit(agent.spec, 1, 64, 10_000)
-    params = agent.policy_params(state, pretrained=pretrained)
-    keys, seen = jax.random.split(jax.random.key(0), 64), {"state": batch.observations["state"][0]}
-    return float(np.abs(agent.decide(params, seen, keys, explore=explore)[0] - best[0]).mean())

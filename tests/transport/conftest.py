@@ -41,3 +41,8 @@ def learner(tmp_path, clock):
 @pytest.fixture
 def port():
     return free_port()
+
+
+@pytest.fixture
+def inbox():
+    return transport_tools.Inbox()

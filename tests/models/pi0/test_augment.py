@@ -56,15 +56,12 @@ def test_colours_without_draws_or_without_the_coin_stay_and_floats_are_bytes():
         np.testing.assert_allclose(one(given, "left_wrist_0_rgb", **changes), shown / 255, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("changes", "colour", "expected"),
-    [
-        ({"brightness": 0.3}, [102] * 3, [0.4 * 0.7 + 0.3] * 3),  # towards white
-        ({"brightness": -0.3}, [102] * 3, [0.4 * 0.7] * 3),  # towards black
-        ({"hue": 1 / 3}, [255, 0, 0], [0, 1, 0]),  # round the colour circle
-        ({"hue": 1 / 6}, [255, 0, 0], [1, 1, 0]),
-    ],
-)
+@pytest.mark.parametrize(("changes", "colour", "expected"), [
+    ({"brightness": 0.3}, [102] * 3, [0.4 * 0.7 + 0.3] * 3),  # towards white
+    ({"brightness": -0.3}, [102] * 3, [0.4 * 0.7] * 3),  # towards black
+    ({"hue": 1 / 3}, [255, 0, 0], [0, 1, 0]),  # round the colour circle
+    ({"hue": 1 / 6}, [255, 0, 0], [1, 1, 0]),
+])  # fmt: skip
 def test_brightness_and_hue_move_colours(changes, colour, expected):
     image = np.broadcast_to(np.array(colour, np.uint8), (1, 8, 8, 3))
     np.testing.assert_allclose(one(image, "wrist", **changes)[0, 0, 0], expected, atol=1e-6)

@@ -86,15 +86,11 @@ def status(monkeypatch: pytest.MonkeyPatch, *folders: Path) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("changed", "shown"),
-    [
-        ({}, "all agree"),
-        ({"unheard_of": np.zeros(2)}, "NOT COMPARED"),
-        ({"posemb": np.zeros((2, 32), np.float32)}, "DIFFERS"),
-        ({"siglip/base_0_rgb": np.zeros((2, 9, 64), np.float32)}, "recorded (2, 9, 64)"),
-    ],
-)
+@pytest.mark.parametrize(("changed", "shown"), [
+    ({}, "all agree"), ({"unheard_of": np.zeros(2)}, "NOT COMPARED"),
+    ({"posemb": np.zeros((2, 32), np.float32)}, "DIFFERS"),
+    ({"siglip/base_0_rgb": np.zeros((2, 9, 64), np.float32)}, "recorded (2, 9, 64)"),
+])  # fmt: skip
 def test_a_difference_and_an_array_that_is_not_compared_end_with_status_one(
     changed, shown, monkeypatch, tmp_path, capsys
 ):

@@ -17,23 +17,15 @@ MIB = 1 << 20
 QUIET = {"kept": 5 * MIB, "limit": 1000 * MIB, "episode": 100 * MIB, "away": 0.0, "stalled": ""}
 
 
-@pytest.mark.parametrize(
-    ("changes", "begun", "words"),
-    [
-        ({"kept": 100 * MIB}, True, ""),
-        ({"kept": 101 * MIB}, True, "spool 101 MiB"),  # a whole episode behind
-        ({"kept": 8 * MIB, "episode": MIB, "limit": 100 * MIB}, True, ""),  # on its way
-        ({"kept": 17 * MIB, "episode": MIB, "limit": 100 * MIB}, True, "spool 17 MiB"),
-        ({"away": 12.4, "kept": 34 * MIB}, True, "learner away for 12 s, spool 34 MiB"),
-        ({"away": 0.5}, True, ""),
-        ({"stalled": "its disk is full"}, True, "the learner takes nothing now: its disk is full, spool 5.0 MiB"),
-        ({"stalled": "its disk is full", "away": 0.5}, True, ""),  # what it said before it went
-        ({"kept": 800 * MIB}, True, "spool 800 MiB"),
-        ({"kept": 801 * MIB}, False, "spool 801 MiB"),
-        ({"kept": 901 * MIB}, False, "spool 901 MiB, holding until there is room"),
-        ({"kept": 1229 * MIB, "limit": 1300 * MIB}, True, "spool 1.2 GiB, holding after this episode"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "begun", "words"), [
+    ({"kept": 100 * MIB}, True, ""), ({"kept": 101 * MIB}, True, "spool 101 MiB"),  # a whole episode behind
+    ({"kept": 17 * MIB, "episode": MIB, "limit": 100 * MIB}, True, "spool 17 MiB"),
+    ({"away": 12.4, "kept": 34 * MIB}, True, "learner away for 12 s, spool 34 MiB"),
+    ({"stalled": "its disk is full"}, True, "the learner takes nothing now: its disk is full, spool 5.0 MiB"),
+    ({"stalled": "its disk is full", "away": 0.5}, True, ""),  # what it said before it went
+    ({"kept": 901 * MIB}, False, "spool 901 MiB, holding until there is room"),
+    ({"kept": 1229 * MIB, "limit": 1300 * MIB}, True, "spool 1.2 GiB, holding after this episode"),
+])  # fmt: skip
 def test_the_line(changes, begun, words):
     assert backlog_line(**QUIET | changes, begun=begun) == words
 
@@ -65,8 +57,7 @@ def test_a_link_says_how_long_the_learner_is_away_and_what_is_kept(monkeypatch):
         assert late.episodes()["g"] == [*range(80)]
 
 
-def test_a_link_without_spools_takes_no_records_and_writes_no_files(tmp_path, monkeypatch):
-    port = free_port()
+def test_a_link_without_spools_takes_no_records_and_writes_no_files(tmp_path, monkeypatch, port):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     before = set(tmp_path.rglob("*"))
     with serving(port) as server, linked(port, spools=None) as link:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,19 +39,8 @@ class Line:
             self.flow.arrive(sent)
 
 
-@pytest.mark.parametrize(("rate", "round_trip"), [(1e9, 0.0002), (1e7, 0.8)])
-def test_on_a_fast_link_however_long_large_messages_soon_travel_whole(rate, round_trip):
-    line = Line(rate, round_trip)
-    line.carry(1 << 20)
-    before = line.now
-    line.carry(64 << 20)
-    assert line.flow.message_bytes == LARGEST
-    assert line.now - before < 1.2 * (64 << 20) / rate + 10 * round_trip  # to open the window
-    assert line.flow.in_flight == 0
-
-
-@pytest.mark.parametrize("rate", [2e4, 1e6])
-def test_on_a_slow_link_what_is_on_its_way_takes_a_part_of_the_time_out(rate):
+def test_on_a_slow_link_what_is_on_its_way_takes_a_part_of_the_time_out():
+    rate = 2e4
     line = Line(rate)
     line.carry(1 << 20)
     line.longest = 0.0
@@ -60,19 +48,6 @@ def test_on_a_slow_link_what_is_on_its_way_takes_a_part_of_the_time_out(rate):
     assert line.longest < 0.8 * TIMEOUT
     assert line.flow.message_bytes / rate < TIMEOUT / 4
     assert line.now < 1.2 * (5 << 20) / rate  # and the line is not idle
-
-
-def test_a_link_that_slows_down_gets_less_and_one_that_recovers_more():
-    line = Line(1e8)
-    line.carry(64 << 20)
-    fast = line.flow.message_bytes
-    line.rate = 1e5
-    for _ in range(4):  # each time what was on its way when the window shrank says nothing about the new one
-        line.carry(16 << 20)
-    assert line.flow.message_bytes < fast / 8
-    line.rate = 1e8
-    line.carry(16 << 20)
-    assert line.flow.message_bytes == fast
 
 
 @given(st.lists(st.tuples(st.integers(1, 1 << 22), st.floats(1e3, 1e9), st.booleans()), max_size=20))

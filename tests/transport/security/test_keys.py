@@ -16,7 +16,7 @@ from ports import free_port
 from transport_tools import CONFIG, CONTRACT, Inbox, RawActor, eventually, linked, send_episode, serving
 
 from serl_chunk.transport.security import client
-from serl_chunk.transport.security.client import Outcome, UnencryptedPeerError, enroll, explain, mechanism_at
+from serl_chunk.transport.security.client import UnencryptedPeerError, enroll, mechanism_at
 from serl_chunk.transport.security.keys import THIS_MACHINE, ClientKeys, JoinToken
 from serl_chunk.transport.security.server import VALID_SECONDS, ServerKeys
 from serl_chunk.transport.wire import handshake
@@ -26,23 +26,6 @@ from serl_chunk_robot.wire import codec
 from serl_chunk_robot.wire.curve import Pair, fingerprint, to_bytes, use_keys
 
 # Who gets in.
-
-
-def test_a_robot_joins_at_its_first_connection_and_stays(learner, tmp_path, port):
-    keys = invited(learner, tmp_path / "robot", port=port)
-    inbox = Inbox()
-    with serving(port, keys=learner, on_record=inbox) as server:
-        for episode in ("a", "b"):  # the second time with what the first one has saved
-            with linked(port, keys=keys) as link:
-                send_episode(link, episode, 30)
-                assert link.flush(10)
-            keys = ClientKeys.find(tmp_path / "robot", HERE)
-            assert keys.ticket is None
-        stats = server.stats()
-    assert inbox.episodes() == {e: [float(i) for i in range(30)] for e in "ab"}
-    assert stats["keys_refused"] == stats["malformed"] == stats["handshakes_failed"] == 0
-    assert learner.role(keys.pair.public)[1] == "connect"
-    assert {c.name for c in learner.clients()} == {"left", THIS_MACHINE}
 
 
 class _Copying:
@@ -116,11 +99,10 @@ def refusal(port: int, keys: ClientKeys | None) -> str:
     return str(refused.value)
 
 
-def test_the_wrong_cases_have_a_sentence_each(learner, tmp_path, port, caplog):
+def test_the_wrong_cases_have_a_sentence_each(learner, tmp_path, port):
     good = joined(learner, tmp_path / "robot")
     unknown = dataclasses.replace(good, pair=Pair.new())
     other = dataclasses.replace(good, server=Pair.new().public)
-    caplog.set_level(logging.WARNING)
     with serving(port, keys=learner) as server:
         said = [refusal(port, keys) for keys in (unknown, other, None)]
         stats = server.stats()
@@ -135,11 +117,6 @@ def test_the_wrong_cases_have_a_sentence_each(learner, tmp_path, port, caplog):
     assert stats["keys_refused"] >= 1
     assert stats["handshakes_failed"] >= 2
     assert stats["sessions"] == stats["records"] == 0
-    log = caplog.text
-    assert f"control message from {HERE}: unknown key: {fingerprint(unknown.pair.public)}" in log
-    assert "run `serl-chunk keys add NAME --keys" in log
-    assert "a connection without a key" in log or "a connection that ended before it named a key" in log  # a race
-    assert "a key exchange for another learner" in log
 
 
 def test_a_learner_without_keys_elsewhere_is_not_believed(learner, tmp_path, port, monkeypatch):
@@ -150,19 +127,6 @@ def test_a_learner_without_keys_elsewhere_is_not_believed(learner, tmp_path, por
         ticket = invited(learner, tmp_path / "other", "right")
         with pytest.raises(UnencryptedPeerError, match=naming(f"{HERE}:{port}", ticket.file, "insecure")):
             enroll(ticket, CONFIG, HERE, port, 5.0)
-
-
-def test_a_side_that_is_hung_up_on_first_finds_out_why(learner, port):
-    """Which side notices a mismatch first is a matter of microseconds; the sentence must not be."""
-    closed = Outcome.CLOSED
-    assert explain(closed, True, HERE, port) is explain(closed, False, HERE, port) is None  # no learner there
-    with serving(port):
-        assert explain(closed, True, HERE, port) is Outcome.MISMATCH
-        assert explain(closed, False, HERE, port) is None
-    with serving(port, keys=learner):
-        assert explain(closed, False, HERE, port) is Outcome.MISMATCH
-        assert explain(closed, True, HERE, port) is Outcome.OTHER
-    assert explain(Outcome.DENIED, True, HERE, port) is Outcome.DENIED
 
 
 def test_an_actor_that_was_connected_waits_for_the_right_learner(learner, tmp_path, port):

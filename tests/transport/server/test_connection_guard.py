@@ -15,9 +15,10 @@ from growth import Growth
 from key_tools import invited
 from ports import free_port
 from socket_attacks import READY, frame_of, greeted
-from transport_tools import CONFIG, Inbox, RawActor, eventually, linked, send_episode, serving
+from transport_tools import CONFIG, Inbox, RawActor, eventually, linked, raw, send_episode, serving
 
 from serl_chunk.transport.server import sockets as server_sockets
+from serl_chunk.transport.server.sockets import RateLimiter
 from serl_chunk.transport.wire import handshake
 from serl_chunk.transport.wire.handshake import CHANNELS, CREDIT_BYTES
 from serl_chunk_robot.wire import codec
@@ -83,21 +84,11 @@ def attacked(target, *args):
         process.join()
 
 
-@pytest.mark.parametrize(
-    ("attack", "channel", "part", "bound"),
-    [
-        (endless_parts, "data", PART, BOUND),
-        (endless_parts, "control", PART, BOUND),
-        (
-            endless_parts,
-            "data",
-            b"",
-            2 * BOUND,
-        ),  # a frame of two bytes costs libzmq 64, and a look that comes late more
-        (endless_parts_of_a_session, "data", PART, BOUND),
-        (half_handshakes, "data", 50, BOUND),  # before any key is shown
-    ],
-)
+@pytest.mark.parametrize(("attack", "channel", "part", "bound"), [
+    (endless_parts, "data", PART, BOUND), (endless_parts, "control", PART, BOUND),
+    (endless_parts, "data", b"", 2 * BOUND),  # a frame of two bytes costs libzmq 64, and a look that comes late more
+    (endless_parts_of_a_session, "data", PART, BOUND), (half_handshakes, "data", 50, BOUND),  # before any key is shown
+])  # fmt: skip
 def test_a_message_that_never_ends(learner, tmp_path, monkeypatch, attack, channel, part, bound):
     """Episodes go on until the attack is over; all arrive over one connection."""
     inbox, port, n, end = Inbox(), free_port(), 0, time.monotonic() + 20.0
@@ -122,9 +113,8 @@ def test_a_message_that_never_ends(learner, tmp_path, monkeypatch, attack, chann
         assert inbox.episodes() == {f"e{i}": list(range(20)) for i in range(n)}
 
 
-def test_connections_without_a_session_are_limited_in_number():
+def test_connections_without_a_session_are_limited_in_number(port, inbox):
     """The oldest go; an actor that is there stays, and one that comes is let in."""
-    inbox, port = Inbox(), free_port()
     with serving(port, on_record=inbox) as server, linked(port) as link, contextlib.ExitStack() as stack:
         send_episode(link, "a", 5)
         assert link.flush(10)
@@ -137,3 +127,50 @@ def test_connections_without_a_session_are_limited_in_number():
         send_episode(link, "c", 5)
         assert link.flush(10)
         assert link.stats()["connections"] == 1
+
+
+# -- a connection that sends too much nonsense is not read for a while ---------------------------------------------
+
+
+def test_after_the_limit_one_a_second_is_read(clock):
+    limiter, x = RateLimiter(3, 1.0, clock), ("data", b"x")
+
+    def read(after: float) -> bool:
+        clock.now += after
+        return not limiter.is_reached(x)
+
+    assert read(0)
+    assert [limiter.add(x) for _ in range(3)] == [False, False, True]
+    assert not read(0)
+    assert not limiter.is_reached(("data", b"y"))
+    assert not limiter.is_reached(("control", b"x"))
+    assert read(0.01)
+    assert limiter.add(x)
+    assert not read(0.9)
+    assert read(0.2)
+    assert limiter.add(x)
+    assert read(10)
+    assert not limiter.add(x)  # all is forgiven
+    for _ in range(100):  # rare mistakes never add up
+        clock.now += 1.0
+        assert not limiter.add(x)
+    for i in range(5000):  # and what is remembered is bounded
+        limiter.add(("data", b"%d" % i))
+    assert len(limiter._levels) == 1024
+
+
+def test_a_flood_is_dropped_unread_and_counted_while_others_are_served(monkeypatch, port, inbox):
+    monkeypatch.setattr(server_sockets, "MAX_MALFORMED", 5)
+    who = codec.encode(handshake.WHO, {"protocol": handshake.PROTOCOL})
+    with serving(port, on_record=inbox) as server, linked(port) as link, raw(port) as s, raw(port) as t:
+        for _ in range(300):
+            s.send_multipart([b"garbage"])
+        eventually(lambda: server.stats()["malformed"] + server.stats()["ignored"] == 300)
+        assert 5 <= server.stats()["malformed"] <= 15
+        send_episode(link, "e", 20)
+        assert link.flush(10)
+        assert inbox.episodes() == {"e": list(range(20))}
+        s.send_multipart(who)  # not heard
+        t.send_multipart(who)
+        assert codec.decode(t.recv_multipart(), codec.Limits(1 << 20, 4)).kind == handshake.IDENTITY
+        assert not s.poll(0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -18,7 +17,7 @@ from serl_chunk.transport.server.sessions import RefuseError, Sessions
 from serl_chunk.transport.storage.record_store import SessionState
 from serl_chunk.transport.storage.spool import Spool
 from serl_chunk.transport.wire import records
-from serl_chunk.transport.wire.handshake import CHANNELS, Hello, UnreachableError
+from serl_chunk.transport.wire.handshake import Hello, UnreachableError
 from serl_chunk.transport.wire.records import Item
 from serl_chunk.types import Begin, ConfigError, StepBlock
 
@@ -77,8 +76,7 @@ def test_a_silent_session_ends_its_episode_once_and_may_come_back(episode_timeou
         eventually(lambda: silent == [False] * (0 if episode_timeout else 2))
 
 
-def test_a_higher_incarnation_takes_over_and_fences_the_lower():
-    inbox, port = Inbox(), free_port()
+def test_a_higher_incarnation_takes_over_and_fences_the_lower(port, inbox):
     with serving(port, on_record=inbox) as server:
         old = RawActor(port)
         old.record(records.encode_record(Begin("e"), 0))
@@ -112,19 +110,7 @@ def test_the_allowance_follows_the_learner_and_counts_what_the_actor_counts(tmp_
             assert link.steps_recorded == 31
 
 
-def test_the_allowance_follows_the_learner():
-    port, limits = free_port(), {"n": 10}
-    with serving(port, allowance=lambda session: limits["n"]) as server, linked(port) as link:
-        assert link.allowance == 10
-        limits["n"] = 25
-        server.push_allowances()
-        assert link.wait_until(lambda: link.allowance == 25, 10)
-        limits["n"] = None
-        assert link.wait_until(lambda: link.allowance is None, 10)
-
-
-def test_the_end_of_training_is_told_to_old_and_new_actors():
-    port = free_port()
+def test_the_end_of_training_is_told_to_old_and_new_actors(port):
     with serving(port) as server, linked(port) as link:
         assert link.finished is None
         server.finish("max_steps reached")
@@ -153,15 +139,7 @@ def test_too_many_sessions_a_rolled_back_spool_and_a_lost_stretch(table):
     assert (admission.lost, admission.session.state.expected) == (4, 9)
 
 
-def test_free_ports_are_three():
-    port = free_port()
-    for offset in range(len(CHANNELS)):
-        with socket.create_server(("127.0.0.1", port + offset)):
-            pass
-
-
-def test_bad_addresses_are_named():
-    port = free_port()
+def test_bad_addresses_are_named(port):
     with serving(port), pytest.raises(ConfigError, match=naming(port, "127.0.0.1", "port")), serving(port):
         pass  # in use
     for bind in ("0.0.0.0", "*", "192.168.1.7", "::"):

@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import tempfile
-import time
 import types
 from pathlib import Path
 
@@ -21,8 +20,8 @@ from record_logs import closing, files, flip_entry, spoilt
 from transport_tools import LIMITS, StoredSession, block, end, whole
 
 from serl_chunk.transport.storage.journal import Journal, Losses
-from serl_chunk.transport.storage.record_store import RecordStore, Stored, check_retention
-from serl_chunk.transport.wire import records
+from serl_chunk.transport.storage.record_store import RecordStore, SessionState, Stored, Verdict, check_retention
+from serl_chunk.transport.wire.records import AMEND, BEGIN, END, LOST, STEPS, Item
 from serl_chunk.types import Amend, Begin, ConfigError, DataError, End, Outcome, StepBlock
 
 
@@ -182,35 +181,10 @@ def test_a_limit_in_bytes_goes_before_the_steps(tmp_path, a):
         assert store.trim() == 0
 
 
-def test_retention_by_age(tmp_path, monkeypatch, a):
-    now = [time.time()]
-    monkeypatch.setattr(time, "time", lambda: now[0])
-    with opened(tmp_path, max_bytes=1 << 40, max_age=100.0) as store:
-        for i in range(20):
-            put_episodes(store, a, 1, i)
-            now[0] += 10
-        assert store.trim() > 0
-        got = [s.record.episode_id for s in store.replay() if isinstance(s.record, Begin)]
-        assert got[-1] == "e19"
-        assert 9 <= len(got) <= 13
-        now[0] += 1e6
-        store.trim()
-        assert len(files(tmp_path)) == 1
-
-
-@pytest.mark.parametrize(
-    "frames",
-    [
-        [],
-        [b""],
-        [b"junk"],
-        [msgpack.packb((0, [[1, 2]]))],
-        [msgpack.packb((0, [["s", "a", 1, "x", 0, 0, None]]))],
-        [msgpack.packb((1, ("s", "a", 1, 0, 0, 0, None), True)), b"\x93\x01"],
-        [msgpack.packb((1, (), True)), *records.encode_record(Begin("e"), 0)],
-        [msgpack.packb((7, ("s", "a", 1, 0, 0, 0, None), True)), b"x"],
-    ],
-)
+@pytest.mark.parametrize("frames", [
+    [], [b""], [msgpack.packb((0, [[1, 2]]))], [msgpack.packb((1, ("s", "a", 1, 0, 0, 0, None), True)), b"\x93\x01"],
+    [msgpack.packb((7, ("s", "a", 1, 0, 0, 0, None), True)), b"x"],
+])  # fmt: skip
 def test_whole_entries_that_are_no_records_are_counted(tmp_path, a, frames):
     with closing(Journal, tmp_path) as journal:
         for _ in range(5):
@@ -275,8 +249,8 @@ def test_a_journal_too_small_for_the_replay_is_refused(tmp_path):
         check_retention(99, 100)
 
 
-@pytest.mark.parametrize(("total", "least"), [(1 << 40, 64 << 20), (40 << 20, 2 << 20)])
-def test_a_small_disk_has_room_again_too(tmp_path, monkeypatch, total, least):
+def test_a_small_disk_has_room_again_too(tmp_path, monkeypatch):
+    total, least = 40 << 20, 2 << 20
     with opened(tmp_path) as store:
         for free in (least - 1, least):
             monkeypatch.setattr(shutil, "disk_usage", lambda folder, n=free: types.SimpleNamespace(total=total, free=n))
@@ -351,3 +325,82 @@ def test_retention_keeps_the_steps_a_replay_needs_in_the_newest_segments(tmp_pat
             kept = sum(s.record.n for s in store.replay() if isinstance(s.record, StepBlock))
             assert 100 <= kept < 200
             assert store.trim() == 0
+
+
+# -- the state machine of a stream against a plain model: what was sent is delivered once and in order --------------
+
+START = SessionState("s", "a", 1, 0, 0, 0, None)
+
+
+@st.composite
+def streams(draw):
+    """A stream as an actor numbers it: episodes, corrections, and numbers that its disk lost."""
+    items, first, episode, name = [], 0, None, 0
+    for _ in range(draw(st.integers(1, 25))):
+        kind = draw(st.sampled_from([BEGIN, STEPS, STEPS, STEPS, END, AMEND, LOST]))
+        if kind == BEGIN:
+            name, episode = name + 1, f"e{name + 1}"
+        span = draw(st.integers(1, 5)) if kind in (STEPS, LOST) else 1
+        lost = draw(st.integers(0, span)) if kind == LOST else 0
+        items.append(Item(kind, first, span, draw(st.sampled_from([episode or "none", "other"])), lost))
+        first += span
+        episode = None if kind in (END, LOST) else episode
+    return items
+
+
+class Model:
+    """What a reader has of each number, by the rules in words."""
+
+    def __init__(self, items):
+        self.owner = [i for i in items for _ in range(i.span)]
+        self.next, self.open = 0, None
+        self.delivered, self.dropped = 0, 0  # steps
+
+    def verdict(self, item):
+        if item.first > self.next:
+            return Verdict.GAP
+        if all(n < self.next for n in range(item.first, item.end)):
+            return Verdict.DUPLICATE
+        return Verdict.ORPHAN if item.kind in (STEPS, END) and item.episode != self.open else Verdict.NEW
+
+    def take(self, item, delivered):
+        new = [n for n in range(item.first, item.end) if n >= self.next]
+        self.next = new[-1] + 1
+        if item.kind == STEPS:
+            self.delivered += delivered * len(new)
+            self.dropped += (not delivered) * len(new)
+        if item.kind == BEGIN:
+            self.open = item.episode
+        if item.kind == LOST:
+            self.dropped += item.lost_steps
+        if item.kind == LOST or (item.kind == END and delivered):
+            self.open = None
+
+
+@settings(max_examples=examples(80), deadline=None)
+@given(items=streams(), data=st.data())
+def test_whatever_is_sent_again_cut_or_left_out_each_number_passes_once(items, data):
+    model, state, passed = Model(items), START, []
+    sent = 0
+    while model.next < len(model.owner):
+        i = data.draw(st.integers(max(0, sent - 4), min(sent + 1, len(items) - 1)))  # again, next, or too early
+        item = items[i]
+        if item.kind == STEPS and item.span > 1 and data.draw(st.booleans()):  # blocks are cut anew by a successor
+            cut = data.draw(st.integers(1, item.span - 1))
+            item = data.draw(
+                st.sampled_from([item._replace(span=cut), item._replace(first=item.first + cut, span=item.span - cut)])
+            )
+        verdict = state.judge(item)
+        assert verdict is model.verdict(item)
+        if verdict in (Verdict.NEW, Verdict.ORPHAN):
+            passed += range(state.expected, item.end)
+            delivered = verdict is Verdict.NEW and data.draw(st.booleans() if item.kind == END else st.just(True))
+            state = state.after(item, delivered=delivered)
+            model.take(item, delivered)
+            sent = max(sent, i)
+        elif data.draw(st.booleans()):  # progress
+            sent = next(k for k, other in enumerate(items) if other.end > state.expected)
+        assert (state.expected, state.open_episode) == (model.next, model.open)
+        assert (state.steps, state.steps_offset) == (model.delivered, model.dropped)
+        assert SessionState.from_row(list(state)) == state
+    assert passed == list(range(len(model.owner)))

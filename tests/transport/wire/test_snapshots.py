@@ -110,8 +110,7 @@ def test_the_learner_keeps_the_newest_version_and_those_that_are_pulled():
         assert Manifest.decode(actors[3].receive(actors[3].snapshots)).version == 11  # the newest, and once
 
 
-def test_a_version_never_goes_back_within_a_run_and_may_in_another():
-    port = free_port()
+def test_a_version_never_goes_back_within_a_run_and_may_in_another(port):
     with linked(port, connect=False) as link:
         with serving(port, run_id="one") as server:
             link.connect(10)
@@ -183,7 +182,7 @@ def answered(published: list[Published], ranges: object) -> Message:
     return codec.decode(frames, LIMITS)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(10))
 def test_answers_in_any_order_and_more_than_once_complete_a_snapshot_of_one_manifest(seed):
     """The learner is replaced, connections break and newer versions are published in the middle of a pull."""
     rng = np.random.default_rng(seed)
