@@ -178,16 +178,6 @@ def test_an_actor_drives_the_leader_of_a_served_robot_and_a_stop_takes_its_torqu
         np.testing.assert_allclose(leader.read().joints, q[7:], atol=0.05)
 
 
-def test_an_actor_that_is_gone_takes_the_torque(tmp_path):
-    with contextlib.ExitStack() as stack:
-        cell = Served(stack, tmp_path)
-        cell.env.reset(seed=1)
-        human = human_of(stack, cell)
-        human.drives.begin()
-        wait(lambda: human.drives.poll() and cell.torque())
-        wait(lambda: not cell.torque(), 2.0)  # no poll follows, as of a process that hangs or was killed
-
-
 def test_leaders_that_cannot_be_driven_and_robots_without_a_server_are_refused(tmp_path):
     refused = naming("device.align", "right at", "Feetech", "near")
     with contextlib.ExitStack() as stack:

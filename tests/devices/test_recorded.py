@@ -56,9 +56,7 @@ def test_a_file_is_found_by_the_registry(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "named"),
     [({"tick": [3, 3, 0]}, ("tick", "episode")), ({"tick": [3, -1, 0]}, ("episodes", "ticks", 0)),
-     ({"tick": [3.0, 4.0, 0.0]}, ("tick", "int[N]", "float64[3]")),
-     ({"idle": [0, 1, 0]}, ("idle", "bool[N]", "int64[3]")), ({"idle": [False, True]}, ("tick", 3, "idle", 2)),
-     ({"action": np.zeros(3, np.float32)}, ("action", "float32[N, A]", "float32[3]")),
+     ({"tick": [3.0, 4.0, 0.0]}, ("tick", "int[N]", "float64[3]")), ({"idle": [False, True]}, ("tick", 3, "idle", 2)),
      ({"action": np.full((3, 2), np.inf, np.float32)}, ("action", 0))],
 )  # fmt: skip
 def test_bad_columns_are_refused_when_written_and_when_read(tmp_path, changes, named):
@@ -76,20 +74,10 @@ class Bomb:
         return (pytest.fail, ("unpickled",))
 
 
-def cut_short(path):
-    save_interventions(path, **columns())
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def an_array(path):
-    with path.open("wb") as file:
-        np.save(file, np.zeros(3))
-
-
 @pytest.mark.parametrize(
     ("write", "named"),
     [(lambda path: save_interventions(path, **columns(action=np.zeros((3, 7), np.float32))), ("toy", 7, 2)),
-     (lambda path: None, ("pickles", "No such file")), (cut_short, ("pickles",)), (an_array, ("'episode'",)),
+     (lambda path: None, ("pickles", "No such file")), (lambda path: path.write_bytes(b"PK\3\4"), ("pickles",)),
      (lambda path: np.savez(path, episode=np.zeros(1, int)), ("'tick'",)),
      (lambda path: np.savez(path, **columns(action=np.array([[Bomb(), Bomb()]] * 3, object))),
       ("pickles", "allow_pickle"))],

@@ -14,19 +14,8 @@ import pytest
 from serl_chunk_robot.devices.spacemouse import SpaceMouse
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
-from support.simulated_operator import (
-    DELAY,
-    DRIFT,
-    OPEN,
-    RATE,
-    REACTION,
-    Aim,
-    Belief,
-    Pose,
-    SimulatedOperator,
-)
+from support.simulated_operator import DELAY, DRIFT, OPEN, RATE, REACTION, Aim, Belief, Pose, SimulatedOperator
 from support.virtual_mice import MouseReports
-from support.watching_operator import WatchingOperator
 
 TRANSLATION = 0.3  # m/s
 STEP = 1 / RATE
@@ -98,51 +87,6 @@ def test_it_converges_on_a_target_that_moves_and_stands_in_spite_of_the_delay(
     apart = np.linalg.norm(tips - np.array([cube(now) for now in times])[:, None], axis=2)
     assert apart[(times > 2) & (times < 4)].max() < 0.06
     assert apart[times > 6].max() < bound
-
-
-def test_it_lets_go_of_a_robot_that_does_not_follow():
-    _, deflections, _, _ = run(lambda now: np.array([0.5, 0.0, 0.1]), 4.0, follows=0.0)
-    off = (deflections == 0).all(axis=(1, 2))
-    began = int(np.argmax(~off))
-    pauses = np.diff(np.flatnonzero(np.diff(np.concatenate([[0], off[began:], [0]]).astype(int))))[::2] * STEP
-    assert pauses.size
-    assert pauses.max() > 0.5, "longer than a device has to be neutral"
-
-
-def belief(now: float, right: list[float], opening: float = 1.0) -> Belief:
-    """The right hand at a place, m, and a cube on the table."""
-    tips = Pose(np.array([-0.1, 0.5, 0.3]), np.eye(3)), Pose(np.array(right), np.eye(3))
-    return Belief(now, tips, np.array([0.1, 0.5, 0.02, 1, 0, 0, 0]), tips, (1.0, opening))
-
-
-def intervenes(way: Callable[[float], Belief], seconds: float) -> float | None:
-    """Return when the operator intervenes."""
-    operator = WatchingOperator()
-    operator.begin(way(0.0))
-    return next((now for now in np.arange(0, seconds, 0.02) if operator.decide(way(now)) is not None), None)
-
-
-def test_it_leaves_a_policy_alone_that_comes_on_and_intervenes_where_one_stands_or_goes_away():
-    def way(now: float) -> Belief:
-        closes = np.clip(3.5 - now, 0, 1)  # the hand is there after 2 s; its fingers close after 2.5 s
-        return belief(now, [0.1, 0.5, 0.02 + max(0.0, 0.2 - 0.1 * now)], float(closes))
-
-    assert intervenes(way, 4.5) is None
-    assert 4.9 < intervenes(way, 6.0) < 5.1, "1.5 s after the last progress"
-    assert 1.4 < intervenes(lambda now: belief(now, [0.2, 0.5, 0.1]), 4.0) < 1.6
-    away = intervenes(lambda now: belief(now, [0.15 + 0.2 * now, 0.5, 0.1]), 4.0)
-    assert 0.4 < away < 1.0, "0.2 of the progress are 12 cm"
-
-
-def test_a_mouse_reports_125_times_a_second_and_is_silent_when_it_is_let_go():
-    reports, hand = MouseReports(), np.full(6, 0.3)
-    held = [list(reports.tick(hand, (False, False))) for _ in range(int(RATE))]
-    assert sum(map(len, held)) == 125
-    left = [list(reports.tick(np.zeros(6), (False, False))) for _ in range(50)]
-    assert [len(made) for made in left] == [1, 1] + [0] * 48
-    assert {made[0] for made in left[:2]} == {fake_hid.translation(), fake_hid.rotation()}
-    assert len(list(reports.tick(np.zeros(6), (True, False)))) == 1, "a button alone"
-    assert not list(reports.tick(np.zeros(6), (True, False)))
 
 
 def test_the_product_reads_what_a_hand_did(tmp_path: Path):

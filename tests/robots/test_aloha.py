@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from driver_rigs import RIGS, WITHIN, Served
 
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.robots.registry import robot_spec
 from serl_chunk.robots.served.robot import differing_fields
 from serl_chunk.robots.served.task import Seen, make_expert
 from serl_chunk_robot.robot_file.config import RobotFile, checked, load, load_driver
-from serl_chunk_robot.server.serve import Motions
 
 FILES = {"ros1": "aloha_ros1", "ros2": "aloha_ros2", "trossen": "trossen"}
 FINGERS = np.isin(np.arange(14), (6, 13))
@@ -67,26 +64,3 @@ def test_the_demonstrator_succeeds_from_the_start_of_an_episode(arms):
     assert np.abs(np.diff(speeds)).max() < 2 * expert.ACCELERATION * 0.02
     q[6] = 1.0
     assert not config.outcome.success({"state": q.astype(np.float32)})
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("arms", FILES)
-def test_a_whole_reset_and_the_way_to_park(arms, monkeypatch):
-    """From where the simulated arms begin, under the file's profile of evaluations."""
-    monkeypatch.setattr("serl_chunk_robot.server.serve._beep", lambda: None)
-    file = file_of(arms)
-    limits = file.profiles["evaluating"].limits
-    with RIGS[FILES[arms]]() as rig:
-        rig.connect()
-        served = Served(rig)
-        served.loop.limit(limits)
-        served.hold()
-        motions = Motions(file, rig.driver)
-        for event, by, place in (("reset", "controller", file.reset[-1].joints), ("park", "operator", file.park)):
-            motion = motions(event, {}, served.loop.set_point, limits)
-            served.loop.request(event, by, "A", time.monotonic(), motion=motion)
-            served.run(lambda: served.loop.machine.state == "HOLD", 3 * WITHIN)
-            assert served.loop.machine.word == "the motion is done"
-            served.passes(20)
-            np.testing.assert_allclose(rig.read().q, place, atol=0.01)
-        rig.driver.close()

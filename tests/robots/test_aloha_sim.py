@@ -2,19 +2,14 @@
 
 import dataclasses
 import importlib.util
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from demonstrations import started
 
-from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.robots import AlohaSimConfig
 from serl_chunk.robots import registry
 from serl_chunk.robots.aloha_sim.env import ARM_HIGH, ARM_LOW, CAMERAS, insertion_stage
-from serl_chunk.robots.aloha_sim.experts import MEET, facing_joints, push
 from serl_chunk.robots.drawn_camera import AlohaSimCamera
 from serl_chunk.types import ConfigError
 from serl_chunk_robot.drivers.camera import CameraError
@@ -56,55 +51,6 @@ def test_stages_of_an_insertion_are_gym_alohas():
         (4, ("red_peg", "pin"), ("red_peg", "table")),
     ):  # fmt: skip
         assert insertion_stage({frozenset(pair) for pair in touching}) == expected, touching
-
-
-def test_every_option_changes_the_specification_and_the_experiment_is_of_its_task():
-    changed = {
-        "env_name": "insertion", "max_episode_steps": 7, "cube_in_state": False, "image_size": 32, "cameras": ("top",)
-    }  # fmt: skip
-    elsewhere = {"task", "server", "server_keys", "joints_at"}  # words of Begin records; another process's robot
-    assert set(changed) == {f.name for f in dataclasses.fields(AlohaSimConfig)} - elsewhere
-    digests = [registry.robot_spec(AlohaSimConfig(**{name: value})).digest() for name, value in changed.items()]
-    assert len({registry.robot_spec(AlohaSimConfig()).digest(), *digests}) == 1 + len(changed)
-    for name in ("transfer_cube", "insertion"):
-        assert registry.robot_spec(AlohaSimConfig(env_name=name, cube_in_state=False)).state_dim == 14
-    peg = load_experiment("aloha_insertion").robot
-    assert peg.env_name == "insertion"
-    assert "socket" in peg.task
-    assert "cube" in dataclasses.replace(peg, env_name="transfer_cube").task
-    assert AlohaSimConfig(env_name="insertion", task="my words").task == "my words"
-
-
-def test_the_push_takes_out_what_the_grasps_shifted():
-    apart, higher = np.array([0.1, 0, 0]), np.array([0, 0, 0.02])
-    straight = push(MEET + apart, MEET - apart)
-    high = push(MEET + apart + higher, MEET - apart)
-    np.testing.assert_allclose(straight[-1, :7], high[-1, :7])
-    last = np.asarray(straight[-1:, 7:13]), np.asarray(high[-1:, 7:13])
-    goal = MEET + np.array([0.042, 0, 0])
-    np.testing.assert_allclose(last[0], facing_joints(goal[None], right=True))
-    np.testing.assert_allclose(last[1], facing_joints((goal - higher)[None], right=True))
-
-
-@pytest.mark.parametrize(
-    ("before", "attempt", "environ", "remedy"),
-    [("sys.modules['mujoco'] = None", "make_env(AlohaSimConfig())", {}, "pip install 'serl-chunk[aloha-sim]'"),
-     ("env = make_env(AlohaSimConfig())\nenv.reset(seed=0)", "env.read_images()", {"MUJOCO_GL": "disabled"},
-      "apt install libegl1")],
-)  # fmt: skip
-@installed
-def test_without_the_extra_or_opengl_it_says_what_to_install(before, attempt, environ, remedy):
-    code = (
-        "import sys\n"
-        "from serl_chunk.config.robots import AlohaSimConfig\n"
-        "from serl_chunk.robots.registry import make_env\n"
-        "from serl_chunk.types import ConfigError\n"
-        f"{before}\ntry:\n    {attempt}\nexcept ConfigError as error:\n    print(error)\n"
-    )
-    environ = {**os.environ, "PYTHONPATH": os.getcwd(), **environ}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environ)
-    assert done.returncode == 0, done.stderr
-    assert remedy in done.stdout
 
 
 @installed

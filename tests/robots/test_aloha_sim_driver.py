@@ -144,27 +144,6 @@ def test_one_minus_pi_read_is_no_target_and_a_frozen_one_stops_what_moves(world)
     assert "repeated" in status.word
 
 
-def test_arms_without_torque_sink_and_stay_where_it_comes_back(world):
-    simulation = world.driver.simulation
-    simulation.take({"op": "torque", "on": False})
-    world.run(100)
-    q = world.driver.env.joints
-    assert np.abs(q - HOME).max() > 0.05
-    simulation.take({"op": "clear"})
-    world.run(100)
-    assert np.abs(world.driver.env.joints - q).max() < 0.05
-
-
-def test_entangled_arms_are_a_fault_that_an_operator_removes(world):
-    world.driver.env.place_arms(np.array(HOME) + 0.5 * (np.arange(14) == 2))
-    world.driver.simulation._env.advance = lambda steps: None  # nothing gets them free
-    world.run(300)
-    assert world.loop.machine.state == "STOPPED"
-    assert "entangled (0.5 rad" in world.driver._state["faults"][0]
-    cleared(world)
-    np.testing.assert_allclose(world.driver.env.joints, HOME, atol=0.01)
-
-
 @pytest.mark.parametrize(
     ("what", "values"), [("speeds", np.where(np.arange(14) == 9, 0.8, 0.0)), ("joints", np.where(ARMS, HOME, 1.15))]
 )

@@ -23,7 +23,6 @@ from serl_chunk.config.robots import (
     RobomimicConfig,
     RobotConfig,
 )
-from serl_chunk.robots.fake.expert import ScriptedExpert
 from serl_chunk.robots.registry import make_env, make_expert, robot_spec
 from serl_chunk.types import ConfigError, DataError, RobotSpec
 
@@ -174,33 +173,6 @@ def test_the_demonstrator_succeeds_with_time_to_spare(config, noise, seeds, leas
     assert sum(t < within for t in took) >= least, took
     if config.kind == "fake_aloha":
         assert 41 <= np.mean([t for t in took if t < within]) <= 50
-    env.close()
-
-
-@pytest.mark.parametrize("config", [FakeAlohaConfig(), FakeSingleArmConfig(), AlohaSimConfig()])
-def test_a_demonstrators_noise_is_seeded_smooth_and_spares_the_grippers(config):
-    needs(config.kind)
-    env = make_env(config)
-    env.reset(seed=2)
-
-    def commands(seed: int, noise: float) -> np.ndarray:
-        fake = config.kind == "fake_aloha"
-        expert = ScriptedExpert(env, noise=noise) if fake else make_expert(env)
-        expert.noise = noise
-        expert.reset(seed)
-        return np.stack([expert.act() for _ in range(150)])  # of one state, or of a plan
-
-    noisy = commands(0, 0.02)
-    np.testing.assert_array_equal(noisy, commands(0, 0.02))
-    assert not np.array_equal(noisy, commands(1, 0.02))
-    difference = noisy - commands(0, 0.0)
-    grippers = list(env.robot_spec.grippers)
-    assert not difference[:, grippers].any()
-    arms = np.delete(difference, grippers, axis=1)[50:]
-    assert 0.01 < arms.std() < 0.03
-    assert np.diff(arms, axis=0).std() < arms.std()
-    if config.kind == "aloha_sim":
-        assert np.diff(arms, axis=0).std() < arms.std() / 2
     env.close()
 
 

@@ -5,9 +5,7 @@ import pytest
 from demonstrations import begin_of, helped, joints_of, started
 
 from serl_chunk.config.robots import FakeAlohaConfig, ScriptedHumanConfig
-from serl_chunk.robots.fake.env import NO_ARM, FakeAlohaEnv
-from serl_chunk.robots.fake.kinematics import RIGHT
-from serl_chunk.robots.fake.scripted_human import progress
+from serl_chunk.robots.fake.env import FakeAlohaEnv
 
 USUAL = ScriptedHumanConfig()
 
@@ -39,15 +37,6 @@ def test_it_interrupts_a_stalled_policy_after_a_reaction_delay(env):
     assert set(begins(env_with(stall_ticks=5, reaction_ticks=(3, 3)), 5)) == {5 + 3 - 1}  # counted from tick 0
 
 
-def test_a_human_who_misses_occasions_comes_later_or_not_at_all():
-    often, half, never = (
-        begins(env_with(stall_ticks=10, reaction_ticks=(2, 2), miss_rate=rate), 30) for rate in (0.0, 0.5, 1.0)
-    )
-    assert (set(often), set(never)) == ({11}, {None})
-    assert 5 <= half.count(11) <= 25  # of 30, 15 are expected
-    assert {21, 31} & set(half)  # the next occasions
-
-
 @pytest.mark.parametrize("still_for", [0, USUAL.stall_ticks + USUAL.reaction_ticks[0] - 2])
 def test_it_leaves_a_policy_alone_that_makes_progress_or_recovers_within_the_delay(env, still_for):
     human, expert = env.make_scripted_human(), env.make_expert()
@@ -58,25 +47,6 @@ def test_it_leaves_a_policy_alone_that_makes_progress_or_recovers_within_the_del
         while not done:
             assert human.poll(env.tick, {}, True, None) is None
             done = env.step(joints_of(env)() if env.tick < still_for else expert.act())[2]
-
-
-def test_it_reacts_to_a_dropped_cube_before_a_stall(env):
-    expert = env.make_expert()
-    env.reset(seed=0)
-    while progress(env) < 1.9 or env.holder != RIGHT:
-        env.step(expert.act())
-    human = env.make_scripted_human()
-    human.reset(0)
-    assert human.poll(0, {}, True, None) is None
-    home = joints_of(env)()
-    home[13] = 1.0
-    env.step(home)
-    assert env.holder == NO_ARM
-    joints = np.array(env.joints)
-    joints[7:13] += 0.12  # the arm backs off, so that the cube counts as lost and not as put down
-    env.place(joints.tolist(), (0.2, -0.15, 0.02))
-    commands, _ = helped(env, human, joints_of(env), USUAL.reaction_ticks[1] + 2)
-    assert begin_of(commands) < USUAL.stall_ticks + USUAL.reaction_ticks[0]
 
 
 def test_it_corrects_then_idles_until_the_policy_decides(env):

@@ -112,21 +112,6 @@ def test_the_specification_has_hil_serl_s_numbers(arms, grippers, size):
     assert config.real
 
 
-def test_a_target_is_of_the_measured_place_and_the_state_is_relative_to_the_reset(robot_of):
-    server = Server()
-    robot, state = robot_of(server)
-    np.testing.assert_allclose(state, [0.7, 0, 1, 2, *[0] * 15], atol=1e-6)
-    assert robot.conditions == server.conditions
-    for _ in range(3):
-        robot.step(np.array([0, 0, 1, 0, 0, 0, 0], np.float32))
-    np.testing.assert_array_equal(server.sent[0], server.sent[2])
-    assert np.linalg.norm(server.sent[0][:3] - PLACE[:3]) < 0.015 * np.sqrt(3) + 1e-9
-    server.place[0] += 0.01
-    moved = robot.step(np.zeros(7, np.float32))[0]["state"]
-    assert np.linalg.norm(moved[4:7]) == pytest.approx(0.01, abs=1e-6)
-    np.testing.assert_allclose(moved[7:10], 0, atol=1e-6)
-
-
 def test_a_gripper_is_told_by_half_an_action_and_else_stays(robot_of):
     server = Server()
     robot, _ = robot_of(server)

@@ -10,15 +10,12 @@ from errors import naming
 from gymnasium import spaces
 from hil_serl_shape import HilSerlShape
 
-from serl_chunk.cli.record import run_record
-from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.config.robots import FakeAlohaConfig, FakeSingleArmConfig, GymConfig
-from serl_chunk.data.demos import load_demos
+from serl_chunk.config.robots import GymConfig
 from serl_chunk.devices.registry import make_intervention
 from serl_chunk.robots import registry
 from serl_chunk.robots.base import InterventionCommand
 from serl_chunk.robots.gym_adapter import GymAdapter, ObservationLayout
-from serl_chunk.types import ConfigError, DataError, RobotSpec, Source
+from serl_chunk.types import ConfigError, DataError, RobotSpec
 
 LIMIT = 12
 ZERO, POLICY = np.zeros(7), np.full(7, 0.5)  # what the policy commands
@@ -286,14 +283,6 @@ def test_the_environments_report_of_what_it_executed_wins(human):
     equal(info["executed_action"], np.full(7, 0.25))
 
 
-def test_a_registered_environment_with_a_flat_observation():
-    env = GymAdapter(GymConfig(make=lambda fake_env: gymnasium.make("Pendulum-v1"), max_episode_steps=200))
-    observation, _ = env.reset(seed=7)
-    np.testing.assert_array_equal(observation["state"], gymnasium.make("Pendulum-v1").reset(seed=7)[0])
-    found = [env.step(np.zeros(1))[2:4] for _ in range(200)]
-    assert found == [(False, False)] * 199 + [(False, True)]  # gymnasium's TimeLimit
-
-
 def test_vectors_are_concatenated_in_sorted_order_and_images_may_have_a_dictionary():
     cameras = spaces.Dict({"top": box(6, 8, 3, dtype=np.uint8), "left": box(1, 4, 4, 3, dtype=np.uint8)})
     inner = spaces.Dict({"pose": box(2), "force": box(3)})
@@ -320,87 +309,6 @@ def test_an_environment_that_breaks_its_word_is_named():
             read(observation)
 
 
-def test_configuration_and_environment_agree_whether_frames_come_with_the_observation():
-    for robot in (FakeAlohaConfig(), FakeSingleArmConfig(), hil_serl_config()):
-        env = registry.make_env(robot)
-        assert env.frames_with_observation == robot.frames_with_observation == isinstance(robot, GymConfig)
-
-
-class Rail(gymnasium.Env):
-    """Move a carriage to a goal, 0.1 per tick at most; offers whatever `offers` names."""
-
-    def __init__(self, **offers):
-        self.observation_space = box(2)
-        self.action_space = spaces.Box(-1, 1, (1,), np.float32)
-        for name, make in offers.items():
-            setattr(self, name, lambda make=make: make(self))
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.at, self.goal = 0.0, self.np_random.uniform(0.3, 0.9)
-        return self._observe(), {}
-
-    def step(self, action):
-        self.at += float(np.clip(action[0] - self.at, -0.1, 0.1))
-        reached = abs(self.goal - self.at) < 0.02
-        return self._observe(), float(reached), reached, False, {"succeed": reached, "executed_action": [self.at]}
-
-    def _observe(self):
-        return np.array([self.at, self.goal], np.float32)
-
-
-class RailHelper:
-    """A demonstrator, and a human who intervenes on tick 5 and gives back where the policy would decide."""
-
-    def __init__(self, env):
-        self.env, self.seeds = env, []
-
-    def reset(self, seed):
-        assert self.env.at == 0.0  # the environment's reset came first
-        self.seeds.append(seed)
-
-    def act(self):
-        return np.array([self.env.goal], np.float32)
-
-    def poll(self, tick, observation, decision_tick, last):
-        return None if tick < 5 or (tick > 5 and decision_tick) else InterventionCommand(self.act())
-
-    def close(self):
-        pass
-
-
-def rail_config(wrap=lambda env: env, **offers):
-    return GymConfig(make=lambda fake: wrap(Rail(**offers)), robot_name="rail", max_episode_steps=LIMIT)
-
-
-def test_the_environments_expert_is_recorded(tmp_path):
-    def wrap(env):  # gymnasium's wrappers pass no attributes on
-        return gymnasium.wrappers.TimeLimit(gymnasium.wrappers.OrderEnforcing(env), LIMIT)
-
-    experts = []
-    robot = rail_config(wrap, make_expert=lambda env: experts.append(RailHelper(env)) or experts[0])
-    config = ExperimentConfig(name="rail", robot=robot)
-    assert run_record(config, 3, str(tmp_path), policy="scripted", noise=None, cameras=()) == 0
-    demos = load_demos([str(tmp_path)], registry.robot_spec(robot))
-    assert len(demos.episodes) == 3
-    assert experts[0].seeds == [0, 1, 2]
-    for episode in demos.episodes:
-        assert (episode.steps.source == Source.SCRIPTED).all()
-        assert (episode.end.terminated, episode.steps.reward[-1]) == (True, 1.0)
-        at = episode.steps.observation["state"][:, 0]
-        np.testing.assert_allclose(episode.steps.action[:-1, 0], at[1:], atol=1e-6)  # as executed, not as asked
-
-
-def test_the_environments_scripted_human_intervenes():
-    env = registry.make_env(rail_config(make_scripted_human=RailHelper))
-    human = make_intervention("scripted", env)
-    env.reset(seed=3)
-    human.reset(3)
-    commands, _ = helped(env, human, lambda: np.zeros(1), LIMIT, every=4)
-    assert [c is not None for c in commands] == [False] * 5 + [True] * 3 + [False] + [True] * 2
-    assert make_intervention("none", env) is None
-
-
 def test_frames_have_the_numbers_that_the_environment_gives():
     numbers = {tick: {"frame_numbers": {"left/side": 70 + tick // 2}} for tick in range(4)}
     env = GymAdapter(hil_serl_config({**numbers, 4: {}, 5: {"frame_numbers": {"left/side": "71"}}}))
@@ -413,3 +321,37 @@ def test_frames_have_the_numbers_that_the_environment_gives():
     assert found == [*({"left_side": n} for n in (70, 70, 71, 71)), {}]
     with pytest.raises(DataError, match=naming('info["frame_numbers"]', "'71'")):
         env.step(ZERO)
+
+
+class Helper:
+    """A demonstrator, and a human who commands what the environment was told."""
+
+    def __init__(self, env):
+        self.env = env
+
+    def reset(self, seed):
+        assert self.env.t == 0  # the environment's reset came first
+
+    def act(self):
+        return np.full(7, 0.1, np.float32)
+
+    def poll(self, tick, observation, decision_tick, last):
+        return InterventionCommand(self.act()) if tick else None
+
+    def close(self):
+        pass
+
+
+def test_the_environments_own_expert_and_human_are_used_through_its_wrappers():
+    inner = Scripted()
+    inner.make_expert = inner.make_scripted_human = lambda: Helper(inner)
+    wrapped = gymnasium.wrappers.OrderEnforcing(inner)  # gymnasium's wrappers pass no attributes on
+    env = registry.make_env(GymConfig(make=lambda fake_env: wrapped, max_episode_steps=LIMIT, grippers=(6,)))
+    expert, human = registry.make_expert(env), make_intervention("scripted", env)
+    env.reset(seed=3)
+    for helper in (expert, human):
+        helper.reset(3)
+    equal(expert.act(), np.full(7, 0.1))
+    commands, _ = helped(env, human, lambda: ZERO, 3)
+    assert [c is not None for c in commands] == [False, True, True]
+    assert make_intervention("none", env) is None

@@ -37,18 +37,6 @@ def name_of(environment: str, task: int = 1) -> str:
     return f"{environment}-play-singletask-task{task}-v0"
 
 
-def test_names_limits_and_data_of_a_task() -> None:
-    """The handshake compares names: a learner of one task refuses an actor of another."""
-    configs = [OgbenchConfig(), OgbenchConfig(env_name=name_of("cube-single", 2)), OgbenchConfig(reward="dense")]
-    assert len({ogbench_spec(c).name for c in configs}) == 3
-    for name in ("scene-play-singletask-v0", "scene-noisy-singletask-task3-v0"):
-        assert ogbench_spec(OgbenchConfig(env_name=name)).state_dim == 40
-    assert ogbench_spec(OgbenchConfig()).max_episode_steps == 200
-    hint = OgbenchConfig(env_name="puzzle-4x4-noisy-singletask-v0").data_hint
-    assert "download_datasets(['puzzle-4x4-noisy-v0'])" in hint
-    assert hint.endswith("--demo_path ~/.ogbench/data/puzzle-4x4-noisy-v0.npz")
-
-
 @installed
 @pytest.mark.parametrize(
     "environment",

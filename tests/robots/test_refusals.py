@@ -21,7 +21,6 @@ from serl_chunk.config.robots import (
     AlohaConfig,
     AlohaSimConfig,
     FakeAlohaConfig,
-    FakeSingleArmConfig,
     FrankaConfig,
     GymConfig,
     OgbenchConfig,
@@ -29,7 +28,6 @@ from serl_chunk.config.robots import (
     ScriptedHumanConfig,
 )
 from serl_chunk.devices.registry import make_intervention
-from serl_chunk.outcomes.judge import Judge
 from serl_chunk.robots.aloha_sim.driver import AlohaSimDriver
 from serl_chunk.robots.drawn_camera import AlohaSimCamera, FakeAlohaCamera
 from serl_chunk.robots.gym_adapter import ObservationLayout
@@ -83,37 +81,23 @@ def served(config: Any, *published: str) -> Any:
 
 CASES = [
     (lambda: ScriptedHumanConfig(reaction_ticks=(9, 3)), "robot.scripted_human.reaction_ticks", "(9, 3)"),
-    (lambda: ScriptedHumanConfig(speed=(0.5, 1.5)), "robot.scripted_human.speed", "(0.5, 1.5)", "(0, 1]"),
     (lambda: AlohaSimConfig(env_name="insert"), "robot.env_name", "insert", "transfer_cube", "insertion"),
     (lambda: AlohaSimDriver(env_name="pour"), "driver.env_name", "pour", "insertion"),
     (lambda: robot_spec(AlohaSimConfig(cameras=("top", "wrist"))), "robot.cameras", "wrist", "left_wrist"),
-    (lambda: robot_spec(AlohaSimConfig(cameras=("top", "top"))), "robot.cameras", "top, top"),
     (lambda: AlohaSimCamera("front"), "front", "valid are left_pillar"),
-    (lambda: AlohaSimCamera("top", "pour"), "pour", "valid are transfer_cube, insertion"),
-    (lambda: FakeAlohaCamera("front"), "front", "valid are top"),
     (lambda: FakeAlohaCamera("top", size=0), "size", "above 0"),
     (lambda: RobomimicConfig(env_name="transport"), "robot.env_name", "transport", "lift"),
-    *((lambda name=name: robot_spec(OgbenchConfig(env_name=name)), "robot.env_name", name,
-       "ENV-play|noisy-singletask-taskN-v0", near) for name, near in (
-        ("cube-singel-play-singletask-task1-v0", "cube-single-play-singletask-task1-v0"),
-        ("scene-play-singletask-task6-v0", "scene-play-singletask-task5-v0"),
-        ("visual-scene-play-singletask-task1-v0", "5"),
-        ("antmaze-large-navigate-singletask-v0", "cube-quadruple, cube-octuple, scene, puzzle-3x3"))),
+    (lambda: robot_spec(OgbenchConfig(env_name="cube-singel-play-singletask-task1-v0")), "robot.env_name",
+     "cube-single-play-singletask-task1-v0"),
     (lambda: franka(box_low=LOW[:5]), "robot.box_low", "6 numbers"),
     (lambda: franka(box_high=LOW), "below robot.box_high"),
-    (lambda: franka(scale=(0.01,)), "robot.scale", "two numbers, m and rad"),
     (lambda: franka(proprio=("pose",)), "robot.proprio", "different ones of gripper_pose"),
     (lambda: make_env(franka(server="")), "robot.server", "franka_http"),
     (lambda: make_env(AlohaConfig(arms="ros2")), "robot.server", "aloha_ros2"),
-    (lambda: AlohaConfig(cameras=("a", "a")), "robot.cameras"),
-    (lambda: AlohaConfig(expert=3), "robot.expert"),
     (lambda: AlohaConfig(arms="ros3"), "robot.arms"),
     (aloha_expert, "no scripted expert"),
     (lambda: aloha_expert(lambda robot: 3), "robot.expert", "int"),
     (lambda: aloha_expert(lambda robot: 1 // 0), Path(__file__).name, "ZeroDivisionError", "expert()"),
-    (lambda: served_task.make_expert(FakeSingleArmConfig(), served(FakeSingleArmConfig())), "no scripted expert"),
-    (lambda: served_task.make_scripted_human(FakeSingleArmConfig(), served(FakeSingleArmConfig())),
-     "no scripted human"),
     (lambda: served_task.make_expert(FakeAlohaConfig(), served(FakeAlohaConfig())), "publishes no 'cube'"),
     (lambda: make_intervention("scripted", served(AlohaSimConfig())), "aloha_sim", "actor.intervention", "none"),
     (lambda: make_expert(environment("rail")), "rail", "make_expert()", "reset()", "act()"),
@@ -126,24 +110,19 @@ CASES = [
     (lambda: environment(action_space=spaces.Discrete(3)), "Box", "Discrete(3)"),
     (lambda: environment(action_space=spaces.Box(-np.inf, np.inf, (2,), np.float32)),
      "Box(-inf, inf, (2,), float32)", "gymnasium.wrappers.RescaleAction"),
-    (lambda: environment(action_space=box(4, 2)), "(A,)", "(4, 2)"),
     (lambda: adapted(joint_of_action=(0, 1)), "robot.joint_of_action", 2, 7),
     (lambda: adapted(grippers=(7,)), "robot.grippers", "(7,)", "0..6"),
     (lambda: adapted(lambda fake_env: 3), "robot.make", "gymnasium.Env", "int"),
     (lambda: layout(state=box(3), mode=spaces.Discrete(2)), "mode", "Discrete"),
-    (lambda: layout(state=box(3), depth=box(8, 8, 1)), "depth", "(8, 8, 1)"),
     (lambda: layout(state=box(2, 3)), "state", "(2, 3)", "obs_horizon"),
     (lambda: layout(top=FRAME), "state", "vector"),
     (lambda: layout(state=box(1), top=FRAME, images=spaces.Dict({"top": FRAME})), "top"),
     (lambda: template("ram_insertion", 7, "wrist_1", "wrist_2"), "ram_insertion", 6, "(7,)", "GripperCloseEnv"),
     (lambda: template("ram_insertion", 6, "wrist_1"), "ram_insertion", "wrist_2", "wrist_1"),
-    (lambda: hil_serl_task("ram"), "ram", "ram_insertion", "usb_pickup_insertion"),
     (lambda: hil_serl_task("egg_flip", setup_mode="single-arm"), "egg_flip", "setup_mode", "'single-arm'",
      "single-arm-fixed-gripper"),
     (lambda: hil_serl_task("object_handover", action_dim=7), "object_handover", "action_dim", 7),
     (lambda: load_experiment("hil_serl_template:ram"), "ram", "ram_insertion"),
-    (lambda: load_experiment("hil_serl_template:"), "exp_name", "hil_serl_template:"),
-    (lambda: load_experiment("fake_aloha:big"), "exp_name", "fake_aloha:big", "fake_aloha.py"),
     (lambda: load_experiment("hil_serl_franka:egg_flip"), "egg_flip", "hil_serl_template:egg_flip"),
     (lambda: make_env(load_experiment("hil_serl_template").robot), "ram_insertion", "hil_serl_template.py",
      "make_robot()", "exp_name"),
@@ -162,7 +141,8 @@ def old_ogbench(name: str, env_only: bool) -> None:
 
 @pytest.mark.parametrize(
     ("config", "modules", "named"),
-    [(OgbenchConfig(), {"ogbench": None}, ("ogbench", "pip install 'serl-chunk[ogbench]'")),
+    [(AlohaSimConfig(), {"mujoco": None}, ("pip install 'serl-chunk[aloha-sim]'",)),
+     (OgbenchConfig(), {"ogbench": None}, ("ogbench", "pip install 'serl-chunk[ogbench]'")),
      (OgbenchConfig(), {"ogbench": SimpleNamespace(make_env_and_datasets=old_ogbench),
       "ogbench.relabel_utils": SimpleNamespace()},
       ("ogbench", "success_timing", "pip install --upgrade 'serl-chunk[ogbench]'")),
@@ -173,10 +153,3 @@ def test_without_its_extra_or_with_an_old_one_a_robot_says_what_to_install(monke
         monkeypatch.setitem(sys.modules, name, module)
     with pytest.raises(ConfigError, match=naming(*named)):
         make_env(config)
-
-
-def test_without_a_classifier_the_actor_is_refused_and_the_command_named(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    config = load_experiment("hil_serl_franka:ram_insertion")
-    with pytest.raises(ConfigError, match=naming("classifiers/ram_insertion", "serl-chunk classifier train")):
-        Judge(config, robot_spec(config.robot))

@@ -8,8 +8,6 @@ import os
 import re
 import signal
 import stat
-import subprocess
-import sys
 import threading
 import time
 from unittest.mock import patch
@@ -17,60 +15,15 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import robot_served
-import zmq
 from robot_limits import HOME, J
 from robot_served import HERE, served, until, wait
 from robot_world import Way
 
-import serl_chunk_robot
-from serl_chunk import main as whole
 from serl_chunk_robot.client.client import Keys, RobotClient, RobotError
 from serl_chunk_robot.commands import requests
-from serl_chunk_robot.commands.diagnosis import Finding
 from serl_chunk_robot.drivers.base import SUPPORTED
-from serl_chunk_robot.drivers.fake import FakeArms
 from serl_chunk_robot.main import main
-from serl_chunk_robot.server.admission import Admission, read_allowed
-
-
-def test_the_version_is_printed(capsys):
-    version = f"serl_chunk_robot {serl_chunk_robot.__version__}\n"
-    for run in (lambda: main(["--version"]), lambda: whole.main(["robot", "--version"])):
-        with pytest.raises(SystemExit, match="0"):
-            run()
-        assert capsys.readouterr().out == version
-    command = [sys.executable, "-m", "serl_chunk_robot", "--version"]
-    done = subprocess.run(command, check=False, timeout=60, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, version)
-
-
-@pytest.mark.parametrize(
-    ("statuses", "says", "status"),
-    [
-        (["ok", "warning"], "0 failed", 0),
-        (["ok", "FAIL"], "1 failed", 1),
-        (["-", "ok", "-"], "0 failed, 2 not tried", 1),
-    ],
-)
-def test_a_check_that_did_not_try_all_of_it_does_not_succeed(robot, tmp_path, capsys, statuses, says, status):
-    (tmp_path / "robot.toml").write_text('name = "cell_3"\ndriver = "fake"\n')
-    findings = [Finding(str(k), each, "as it is") for k, each in enumerate(statuses)]
-    with patch("serl_chunk_robot.commands.check.RobotCheck.run", return_value=findings):
-        assert run(robot, "check", str(tmp_path / "robot.toml")) == status
-    assert f"check: {says}; " in capsys.readouterr().out
-    (text,), (values,) = tmp_path.glob("check_*.txt"), tmp_path.glob("check_*.json")
-    assert text.read_text().startswith(f"Check of cell_3: {says}\n")
-    assert json.loads(values.read_text())["ok"] is (status == 0)
-
-
-@pytest.mark.parametrize("program", ["serl-chunk-robot", "serl-chunk robot"])
-def test_help_and_errors_name_the_program(program, capsys):
-    run = main if program == "serl-chunk-robot" else lambda arguments: whole.main(["robot", *arguments])
-    assert run([]) == 0
-    assert f"usage: {program} " in capsys.readouterr().out
-    assert run(["--fast"]) == 2
-    out, err = capsys.readouterr()
-    assert (out, one_sentence(err).startswith(f"{program}: "), "--fast" in err) == ("", True, True)
+from serl_chunk_robot.server.admission import read_allowed
 
 
 @pytest.fixture
@@ -119,21 +72,12 @@ def test_a_wait_for_the_operator_is_ended(robot, capsys):
 
 def test_a_motor_is_rebooted_by_its_name(robot, capsys):
     operator = robot.ready()
-
-    def refused(motor: str) -> str:
-        assert run(robot, "reboot", motor) == 1
-        return one_sentence(capsys.readouterr().err)
-
-    assert "reboot: the robot is in HOLD" in refused("left/gripper")
+    assert run(robot, "reboot", "left/gripper") == 1
+    assert "reboot: the robot is in HOLD" in one_sentence(capsys.readouterr().err)
     operator.request("stop")
     assert run(robot, "reboot", "left/gripper") == 0
-    assert "STOPPED: stopped by operator" in one_sentence(capsys.readouterr().out)
     assert run(robot, "reboot", "left/elbow", "--arm-is-supported") == 0
     assert robot.arms.rebooted == ["left/gripper", "left/elbow" + SUPPORTED]
-    assert "answers no one" in refused("right/gripper")
-    robot.arms.set = lambda *arguments: FakeArms.set(robot.arms, *arguments)
-    assert "no motors to reboot (aloha_ros1 and aloha_ros2 have)" in refused("left/gripper")
-    assert robot.arms._on.all()
 
 
 def test_the_day_ends_with_the_robot_parked_and_without_torque(robot, capsys):
@@ -152,11 +96,6 @@ def test_the_day_ends_with_the_robot_parked_and_without_torque(robot, capsys):
     operator.request("hold")
     until(operator, "HOLD")
     robot.server._motions = motions
-    assert run(robot, "status") == 0
-    assert "(m)" not in capsys.readouterr().out
-    robot.server._greeting["spec"]["targets"] = "poses"
-    assert run(robot, "status") == 0
-    assert "set_point  x y z (m) and orientation (rad) of each arm: " in capsys.readouterr().out
     assert run(robot, "end") == 0
     assert "torque off" in capsys.readouterr().out
     np.testing.assert_allclose(robot.arms.sent[-1], there, atol=1e-6)
@@ -266,32 +205,18 @@ def test_a_clear_is_of_the_state_that_was_printed(robot, capsys, monkeypatch):
 
 def test_keys_are_made_and_admit_who_has_them(tmp_path, capsys):
     folder = tmp_path / "keys"
-    for more in (["--add", "desk"], ["--revoke", "desk"]):
-        assert main(["keys", str(tmp_path), *more]) == 2
-        assert "has no server's keys" in one_sentence(capsys.readouterr().err)
-    assert not [path for path in tmp_path.rglob("*")]
-    assert main(["keys", str(folder)]) == 0
-    assert 'keys = "' in capsys.readouterr().out
-    for path, mode in ((folder, 0o700), (folder / "allowed", 0o700), (folder / "server.json", 0o600)):
+    for more in ([], ["--add", "desk", "--operator"], ["--add", "actor", "--out", str(tmp_path / "stick.json")]):
+        assert main(["keys", str(folder), *more]) == 0
+    for path, mode in (
+        (folder, 0o700),
+        (folder / "allowed", 0o700),
+        (folder / "server.json", 0o600),
+        *((tmp_path / name, 0o600) for name in ("desk.json", "stick.json", "keys/allowed/desk.json")),
+    ):
         assert stat.S_IMODE(path.stat().st_mode) == mode
-    assert main(["keys", str(folder), "--add", "desk", "--operator"]) == 0
-    assert "--keys desk.json" in capsys.readouterr().out
-    assert main(["keys", str(folder), "--add", "actor", "--out", str(tmp_path / "stick.json")]) == 0
-    for name in ("desk.json", "stick.json", "keys/allowed/desk.json"):
-        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
-    context = zmq.Context()
-    admission = Admission(context, folder)
-    try:
-        desk, actor = (Keys.of_file(tmp_path / name) for name in ("desk.json", "stick.json"))
-        assert {desk.server, actor.server} == {admission.public}
-        assert admission.keys[desk.pair.public] == ("desk", "operator")
-        assert admission.keys[actor.pair.public] == ("actor", "any")
-        assert main(["keys", str(folder), "--revoke", "desk"]) == 0
-        wait(lambda: desk.pair.public not in admission.keys)
-        assert not admission._failed
-    finally:
-        admission.close()
-        context.destroy(linger=0)
+    desk, actor = (Keys.of_file(tmp_path / name) for name in ("desk.json", "stick.json"))
+    assert read_allowed(folder) == {desk.pair.public: ("desk", "operator"), actor.pair.public: ("actor", "any")}
+    assert main(["keys", str(folder), "--revoke", "desk"]) == 0
     with served(keys=folder) as robot:
         assert run(robot, "status", "--keys", str(tmp_path / "stick.json")) == 0
         assert run(robot, "clear", "--keys", str(tmp_path / "stick.json")) == 1
@@ -304,10 +229,8 @@ def test_keys_are_made_and_admit_who_has_them(tmp_path, capsys):
     [
         ([], "server.json exists already"), (["--add", "gone"], "gone.json exists already"),
         (["--add", "new", "--out", "{tmp}/desk.json"], "desk.json exists already"),
-        (["--add", "new", "--out", "{tmp}/none/new.json"], "new.json cannot be written"),
         (["--add", "../desk"], "'../desk': use 1..64 letters"), (["--revoke", "des"], "It has: desk, gone"),
-        (["--add", "new", "--revoke", "desk"], "not allowed with"), (["--operator"], "--operator: goes with --add"),
-        (["--out", "file"], "--out: goes with --add"),
+        (["--operator"], "--operator: goes with --add"),
     ],
 )  # fmt: skip
 def test_no_key_is_overwritten_and_a_wrong_one_is_named(tmp_path, capsys, arguments, named):

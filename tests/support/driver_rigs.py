@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -92,8 +93,6 @@ class SampleRig(Rig):
         arm.socket.setblocking(False)
 
     def connect(self) -> None:
-        import threading
-
         answering = threading.Thread(target=self._answer)
         answering.start()
         super().connect()
@@ -240,14 +239,8 @@ class Served:
         self.rig, limits = rig, built_in(spec)["evaluating"]
         low, high = np.array(spec.low) - 0.05, np.array(spec.high) + 0.05
         measured = Measured(low, high, np.array(spec.velocity))
-        self.loop = RobotLoop(
-            rig.driver,
-            Gate(limits, DT),
-            measured=measured,
-            tick=DT,
-            clock=time.monotonic,
-            needs_go=False,  # not about consent
-        )
+        gate = Gate(limits, DT)
+        self.loop = RobotLoop(rig.driver, gate, measured=measured, tick=DT, clock=time.monotonic, needs_go=False)
         self.due = time.monotonic()
 
     def run(self, until: Callable[[], bool], within: float = 5.0) -> None:
@@ -294,11 +287,7 @@ def ros1_arms() -> Iterator[Rig]:
     ros = ros1.ros()
     ros.need_arms()
     rig = AlohaRig(aloha_ros1(), ros.get, ros.put)
-
-    def vanish() -> None:
-        ros.kill_arms()
-
-    rig.vanish = vanish
+    rig.vanish = ros.kill_arms
     with patch.object(aloha_arms, "POLL", 0.1):
         yield rig
 
@@ -307,14 +296,9 @@ def ros1_arms() -> Iterator[Rig]:
 def ros2_arms() -> Iterator[Rig]:
     with rclpy_stand_in.installed() as graph, patch.object(aloha_arms, "POLL", 0.1):
         arms: list[XsArm] = list(graph.arms.values())
-        rig = AlohaRig(
-            aloha_ros2(), lambda k, name: getattr(arms[k], name), lambda k, name, value: setattr(arms[k], name, value)
-        )
-
-        def vanish() -> None:
-            graph.gone = True
-
-        rig.vanish = vanish
+        get, put = (lambda k, name: getattr(arms[k], name)), (lambda k, name, value: setattr(arms[k], name, value))
+        rig = AlohaRig(aloha_ros2(), get, put)
+        rig.vanish = lambda: setattr(graph, "gone", True)
         yield rig
 
 

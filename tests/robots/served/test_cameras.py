@@ -277,15 +277,6 @@ def test_a_camera_of_another_size_is_refused_at_once_and_one_that_the_server_lac
             read(["left"])
 
 
-def test_a_file_that_was_changed_gives_its_cameras_another_port(cell):
-    client = cell.robot.client("looks", "any")
-    wait(lambda: client.newest_picture("top") is not None)
-    cell.robot.server._greeting["cameras"][0][3] += 1
-    client.hello()
-    assert client.newest_picture("top") is not None, "the last one, until another comes"
-    assert client._streams["camera", "top"][0] == cell.robot.port + 3
-
-
 def test_a_picture_of_another_size_is_not_decided_on(cell, caplog):
     caplog.set_level(logging.WARNING)
     env = cell.env()

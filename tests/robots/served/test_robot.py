@@ -20,14 +20,13 @@ from robot_world import TICK
 
 from serl_chunk.actor.episode import EpisodeRunner
 from serl_chunk.config.experiment import ActorConfig
-from serl_chunk.config.robots import FakeAlohaConfig, GymConfig
+from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.data.formats.hdf5 import read_episode
 from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
 from serl_chunk.evaluation.results import EvalResult
-from serl_chunk.robots.registry import make_env
 from serl_chunk.robots.served.robot import HELD_S, ServedRobot, _conditions
 from serl_chunk.types import STATE, ConfigError, RobotSpec
-from serl_chunk_robot.client.client import PROCESS, Keys, RobotClient, RobotError
+from serl_chunk_robot.client.client import RobotError
 from serl_chunk_robot.drivers.base import Event
 from serl_chunk_robot.main import main
 
@@ -348,17 +347,6 @@ def test_who_keeps_the_rate_and_a_state_of_before_the_arm_is_no_lapse(ready):
         assert "lost_ticks" not in env.receive()[4]
 
 
-@pytest.mark.parametrize("name", ["right desk", "left desk"])
-def test_a_second_actor_or_process_is_refused_with_the_first_ones_name(served, operator, make, name):
-    with RobotClient(f"{HERE}:{served.port}", name="left desk", role="controller", process="another") as first:
-        first.hello()
-        with pytest.raises(RobotError, match=r"left desk controls the robot.*serl-chunk robot take"):
-            make(name=name)
-        operator.request("take")
-        make(name=name)
-        assert operator.next_state()["process"] == PROCESS
-
-
 @pytest.mark.parametrize(
     ("change", "word"),
     [({"control_hz": 10.0}, "seconds of a tick"), ({"state_dim": 20}, "numbers of a state"),
@@ -389,36 +377,17 @@ def test_actions_may_be_poses_of_which_the_state_is_told_or_not(served, make, re
     assert "fault" not in ready(0, joint_of_action=measured).step(STAY)[4]
 
 
-def test_make_env_serves_by_an_override(served):
-    config = config_of(served, observe_objects=False)
-    assert config.real
-    env = make_env(config, name="desk")
-    assert isinstance(env, ServedRobot)
-    env.close()
-    with pytest.raises(ConfigError, match="numbers of a state 23, the server has 14"):
-        make_env(dataclasses.replace(config, observe_objects=True))
-    assert not GymConfig(make=lambda fake_env: None).real
-    assert GymConfig(make=lambda fake_env: None, server="here").real
-
-
 def test_a_server_with_keys_is_driven_by_who_has_one(tmp_path):
     folder = tmp_path / "keys"
-    for more in ([], ["--add", "desk", "--operator"], ["--add", "actor"]):
+    for more in ([], ["--add", "actor"]):
         assert main(["keys", str(folder), *more]) == 0
     with robot_served.served(keys=folder) as served:
         there = config_of(served)
         with pytest.raises(RobotError, match="no answer"):
             ServedRobot(there, SPEC)
-        console = served.client("console", "operator", Keys.of_file(tmp_path / "desk.json"))
-        wait(lambda: bool(console.next_state()["answered"]))
-        console.request("clear")
         env = ServedRobot(dataclasses.replace(there, server_keys=str(tmp_path / "actor.json")), SPEC, name="left")
-        env.reset(seed=1)
-        assert "fault" not in env.step(STAY)[4]
-        assert console.next_state()["controller"] == "left (key actor)"
+        wait(lambda: env._client.next_state()["controller"] == "left (key actor)")
         env.close()
-    with pytest.raises(RobotError, match="is serl-chunk-robot serve running"):
-        ServedRobot(FakeAlohaConfig(server="127.0.0.1:1"), SPEC)
     with pytest.raises(ConfigError, match=r"none\.json cannot be read"):
         ServedRobot(dataclasses.replace(there, server_keys=str(tmp_path / "none.json")), SPEC)
 

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
-import os
-import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from robot_limits import HOME, limits
-from robot_served import HERE, Reading, free_port, wait
+from robot_simulated_time import simulated
 from robot_world import World
 
 from serl_chunk_robot.client.client import RobotError
 from serl_chunk_robot.commands.measure import Recording, camera_latency, motion_lag, record, report
 from serl_chunk_robot.control.motions import LONGEST_SWING, Oscillation
 from serl_chunk_robot.errors import ConfigError
-from serl_chunk_robot.main import main
+from serl_chunk_robot.robot_file.config import load, load_driver
 
 JOINT = 1
 
@@ -91,8 +85,8 @@ def test_a_swing_is_within_the_profile_and_ends_where_it_began():
 @pytest.mark.parametrize(
     ("joint", "angle", "parameter", "named"),
     [
-        (14, 0.05, "joint", "0 to 13"), (1, 0.0, "angle", "0"), (1, np.nan, "angle", "finite"),
-        (1, 3.0, "angle", "within the profile"), (1, 0.3, "angle", f"expected {LONGEST_SWING:g} s"),
+        (14, 0.05, "joint", "0 to 13"), (1, np.nan, "angle", "finite"), (1, 3.0, "angle", "within the profile"),
+        (1, 0.3, "angle", f"expected {LONGEST_SWING:g} s"),
     ],
 )  # fmt: skip
 def test_a_swing_that_cannot_be_is_refused_before_anything_moves(joint, angle, parameter, named):
@@ -102,75 +96,16 @@ def test_a_swing_that_cannot_be_is_refused_before_anything_moves(joint, angle, p
     assert raised.value.parameter == parameter
 
 
-LATE = """
-import time
-from collections import deque
-import numpy as np
-from serl_chunk_robot.drivers.camera import CameraSpec, Frame
-from serl_chunk_robot.client.client import RobotClient
-
-class Late:
-    # Draws joint 1 as it was 80 ms ago, and stamps the picture as it is drawn.
-    def __init__(self, port, rate=30.0):
-        self.port, self.period = port, 1 / rate
-    def spec(self):
-        return CameraSpec(48, 64)
-    def open(self, clock):
-        self.client = RobotClient("127.0.0.1:%d" % self.port, name="late")
-        self.clock, self.number, self.due, self.states = clock, 0, clock(), deque(maxlen=200)
-    def read(self):
-        self.due += self.period
-        while self.clock() < self.due:
-            state = self.client.next_state()
-            if state["q"] is not None:
-                self.states.append((state["stamp"], state["q"][1]))
-        now = self.clock()
-        stamps, q = zip(*self.states)
-        edge = 0.5 + 5 * (np.interp(now - 0.08, stamps, q) + 0.96)
-        image = np.zeros((48, 64, 3), np.uint8)
-        image[:] = np.clip((edge - np.arange(64) / 64) * 640, 0, 200)[None, :, None]
-        image += np.random.randint(0, 4, image.shape).astype(np.uint8)
-        self.number += 1
-        return Frame(image, now, self.number)
-    def close(self):
-        self.client.close()
-"""
-SERVE = "import sys; from serl_chunk_robot.main import main; sys.exit(main(['serve', sys.argv[1]]))"
-
-
-@pytest.mark.slow
-def test_measure_with_a_server_and_a_camera_process(tmp_path: Path, capsys, monkeypatch):
-    port = free_port(3)
-    (tmp_path / "late.py").write_text(LATE)
+def test_a_swing_of_a_served_robot_is_recorded_or_refused(tmp_path):
     path = tmp_path / "robot.toml"
-    path.write_text(
-        f'name = "cell_{port}"\nport = {port}\nstart = "evaluating"\n[driver]\nname = "fake"\nlag = 0.04\n'
-        f'[[camera]]\nname = "top"\ndriver = "late.py:Late"\nport = {port}\n'
-    )
-    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
-    server = subprocess.Popen([sys.executable, "-c", SERVE, str(path)], env=environment)
-    try:
-        with Reading(f"{HERE}:{port}", name="operator", role="operator", answer=20.0) as client:
-            client.hello()
-            seen = lambda: client.next_state()["generation"]  # noqa: E731
-            wait(lambda: client.newest_picture("top") is not None, 20)
-            recording = None
-            while recording is None:  # a machine that runs tests may stand still for longer than robot PCs may
-                wait(lambda: bool(client.next_state()["answered"]))
-                if client.next_state()["state"] == "STOPPED":
-                    client.request("clear")
-                with contextlib.suppress(RobotError):
-                    recording = record(client, JOINT, 0.05, ["top"], seen())
-            assert motion_lag(recording).seconds == pytest.approx(0.04, abs=0.01)
-            assert camera_latency(recording, "top").seconds == pytest.approx(0.08, abs=0.01)
-            with pytest.raises(RobotError, match="angle"):
-                record(client, JOINT, 3.0, ["top"], seen())
-            generation = str(seen())
-        monkeypatch.setattr("serl_chunk_robot.commands.measure.record", lambda *_: recording)
-        assert main(["measure", "--robot", f"{HERE}:{port}", "--joint", "1", "--generation", generation]) == 0
-        out = capsys.readouterr().out
-        assert out.startswith("motion lag  ")
-        assert "camera top  " in out
-    finally:
-        server.send_signal(signal.SIGTERM)
-        server.wait(20)
+    path.write_text('name = "cell"\nstart = "evaluating"\n[driver]\nname = "fake"\nlag = 0.04\n')
+    file = load(path)
+    with simulated(file, load_driver(file)) as server:
+        for _ in range(5):
+            server.advance()
+        operator, machine = server.client("operator"), server.server.loop.machine
+        operator.request("clear")
+        recording = record(operator, JOINT, 0.05, [], machine.generation)
+        assert motion_lag(recording).seconds == pytest.approx(0.04, abs=0.01)
+        with pytest.raises(RobotError, match="angle"):
+            record(operator, JOINT, 3.0, [], machine.generation)

@@ -65,18 +65,6 @@ def test_a_reset_takes_its_steps_one_after_the_other_a_second_after_the_beep_and
         assert len(due) == (2 if episode % 3 == 0 else 1)
 
 
-@pytest.mark.parametrize("speed", [0.1, 0.3, 1.0])
-def test_a_step_moves_at_its_share_of_the_profile(speed):
-    world = moved(reset(World(), step(THERE, speed=speed)))
-    way = np.array(world.arms.sent)
-    velocity = np.abs(np.diff(way, axis=0)) / DT
-    assert world.state == "HOLD"
-    assert (velocity <= speed * world.limits.rates.velocity * 1.001).all()
-    jerk = np.abs(np.diff(way, 3, axis=0)) / DT**3
-    assert (jerk <= np.maximum(speed * world.limits.rates.jerk, 1) * 1.01).all()
-    np.testing.assert_allclose(world.arms.sent[-1], THERE, atol=1e-6)
-
-
 def test_what_is_drawn_is_recorded_and_repeats():
     world = World().ready()
     random = np.where(np.isin(np.arange(J), GRIPPERS), 0, 0.1)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import logging
 import os
 import threading
-import time
 import types
 
 import evdev_stand_in
@@ -20,7 +18,6 @@ from serl_chunk_robot.devices.base import DeviceError
 from serl_chunk_robot.devices.evdev_device import MOVES, PAD_BUTTONS, FootPedal, Gamepad, Keyboard
 
 PEDAL = "usb-PCsensor_FootSwitch-event-kbd"
-CONSOLE = ("space", "enter", "escape", "x", "c", "s", "1", "f", "0", "backspace", "u", "r", "g", "p", "q")
 
 
 def test_a_device_is_found_by_a_part_of_its_name_and_grabbed(inputs, opened):
@@ -84,38 +81,16 @@ def test_a_key_that_stays_down_is_pressed_from_the_start_and_dropped_events_are_
     assert [(e.name, e.pressed) for e in device.keys()] == [("left", False), ("right", True)]
 
 
-def test_a_lost_device_has_nothing_pressed_sends_no_release_and_is_opened_again(inputs, opened, caplog):
-    caplog.set_level(logging.INFO)
+def test_a_lost_device_sends_no_release_and_its_handle_is_closed_at_once(inputs, opened, monkeypatch):
+    """The kernel gives its number to no other device before: one that is plugged in again would have another path."""
+    monkeypatch.setattr(polling, "AGAIN", 3600.0)
     pedal = inputs.device(PEDAL)
     device = opened(FootPedal, "Foot")
     pedal.press("KEY_A")
     wait(lambda: device.read().buttons[0])
     pedal.unplug()
-    wait(lambda: not device.read().alive)
-    assert device.read().buttons == (False, False, False)
+    wait(lambda: not pedal.handles)
     assert [event.pressed for event in device.keys()] == [True]
-    wait(lambda: not pedal.handles)
-    wait(lambda: any("no such device" in record.message for record in caplog.records))
-    time.sleep(0.1)  # several attempts
-    pedal.plug()
-    wait(lambda: device.read().alive)
-    assert pedal.grabbed is not None
-    assert device.read().buttons == (False, False, False)
-    pedal.press("KEY_B")
-    wait(lambda: device.read().buttons[1])
-    texts = [record.message for record in caplog.records]
-    assert len([t for t in texts if t.startswith("Foot: lost")]) == 1
-    assert len([t for t in texts if t == "Foot: connected again."]) == 1
-    assert len([t for t in texts if "no such device" in t]) == 1
-
-
-def test_the_handle_of_a_lost_device_is_closed_at_once(inputs, opened, monkeypatch):
-    """The kernel gives its number to no other device before: one that is plugged in again would have another path."""
-    monkeypatch.setattr(polling, "AGAIN", 3600.0)
-    pedal = inputs.device(PEDAL)
-    opened(FootPedal, "Foot")
-    pedal.unplug()
-    wait(lambda: not pedal.handles)
 
 
 def test_codes_of_the_stand_in_are_those_of_evdev():
@@ -168,35 +143,6 @@ def test_a_held_key_moves_until_it_is_let_go_and_opposite_ones_cancel(typed, ope
         user.press(f"KEY_{key}")
     wait(lambda: any(device.read().buttons))
     np.testing.assert_array_equal(device.read().twist, [1, 0, 0, 0, 0, 0], "two keys of one end are no faster")
-
-
-def test_other_keys_are_events_with_a_terminals_names(typed):
-    device, user = typed
-    for key in CONSOLE:
-        name = {"escape": "ESC"}.get(key, key.upper())
-        for value in (1, 2, 0):
-            user.press(f"KEY_{name}", value)
-    user.press("KEY_KPENTER")
-    user.press("KEY_KP1")
-    events = []
-    wait(lambda: events.extend(device.keys()) or len(events) == 2 * len(CONSOLE) + 2)
-    assert [event.name for event in events[::2]] == [*CONSOLE, "enter"]
-    assert [event.pressed for event in events] == [True, False] * len(CONSOLE) + [True, True]
-    assert events[-1].name == "1"
-    assert not device.read().twist.any()
-    assert sorted(event.stamp for event in events) == [event.stamp for event in events]
-
-
-def test_pedals_are_events_and_buttons_of_their_own_names(inputs, opened):
-    user = inputs.device("usb-Foot-event-kbd")
-    device = opened(FootPedal, "Foot", {"stop": "b", "go": "1"})
-    user.press("KEY_1")
-    user.press("KEY_A")
-    wait(lambda: device.read().buttons == (False, True))
-    user.press("KEY_1", 0)
-    wait(lambda: device.read().buttons == (False, False))
-    assert [(event.name, event.pressed) for event in device.keys()] == [("go", True), ("go", False)]
-    assert (device.read().twist, device.read().joints) == (None, None)
 
 
 # Gamepads.
@@ -256,16 +202,9 @@ def test_a_sticks_dead_zone_is_rest_and_it_moves_from_its_edge_on(pad, inputs, o
     assert user.handles == []
 
 
-def test_a_lost_pad_rests_and_comes_back_as_its_sticks_are_and_dropped_axes_are_read_anew(pad):
+def test_a_pad_whose_events_were_dropped_is_read_anew(pad):
     device, user = pad
     user.move("ABS_Y", -32768)
     wait(lambda: device.read().twist[0] == 1.0)
-    user.unplug()
-    wait(lambda: not device.read().alive)
-    assert not device.read().twist.any()
-    user.move("ABS_X", -32768)
-    user.plug()
-    wait(lambda: device.read().alive)
-    np.testing.assert_allclose(device.read().twist, [1, 1, 0, 0, 0, 0], atol=1e-4)
-    user.drop(("ABS_Y", 0), ("ABS_X", 0))
+    user.drop(("ABS_Y", 0))
     wait(lambda: not device.read().twist.any())

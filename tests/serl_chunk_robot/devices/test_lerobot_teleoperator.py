@@ -15,13 +15,11 @@ from lerobot_leaders import installed
 from lerobot_stand_in import JOINTS, RANGE, START
 from robot_served import wait
 
-from serl_chunk_robot.devices import leader_motion, lerobot_teleoperator, polling
+from serl_chunk_robot.devices import leader_motion, polling
 from serl_chunk_robot.devices.base import DeviceError
 from serl_chunk_robot.devices.leader_motion import Permission
 from serl_chunk_robot.devices.lerobot_teleoperator import LeRobotTeleoperator
-from serl_chunk_robot.robot_file.config import load
 from serl_chunk_robot.safety.motion import Limits, Rates
-from serl_chunk_robot.server import streams
 
 LEFT, RIGHT = "/dev/left", "/dev/right"
 STEP = math.tau / 4095  # rad of an encoder's step
@@ -74,22 +72,6 @@ def test_joints_have_the_order_and_scale_of_the_robots_file(ports, leader):
 BOTH = {"id": "both", "left_arm_config": {"port": LEFT}, "right_arm_config": {"port": RIGHT}}
 
 
-def test_two_arms_are_one_device_or_two(ports, opened, leader, quick):
-    ports[RIGHT].at[0] = MIDDLE + 100
-    both = opened(LeRobotTeleoperator, type="bi_so_leader", params=BOTH)
-    np.testing.assert_allclose(both.read().joints, [*AT, 100 * STEP, *AT[1:]], atol=1e-9)
-    permits_both = np.array([*AT, *AT]) + np.array([0.3] + [0.0] * 10 + [-0.2])
-    wait(lambda: permits(both, joints=permits_both) or both.read().drive.phase == "keeps")
-    np.testing.assert_allclose(both.read().joints, permits_both, atol=0.01)
-    both.close()
-    assert [port.registers["Torque_Enable"] for port in ports.values()] == [[0] * 6] * 2
-    for port in ports.values():
-        port.at[:] = START
-    ports[RIGHT].at[0] = MIDDLE + 100
-    left, right = leader(), leader(params={"port": RIGHT})
-    np.testing.assert_allclose([*left.read().joints, *right.read().joints], [*AT, 100 * STEP, *AT[1:]], atol=1e-9)
-
-
 def test_nothing_but_a_kochs_gripper_gets_torque_and_close_takes_it(ports, leader):
     leader(params={"port": RIGHT})
     device = leader(type="koch_leader")
@@ -118,22 +100,6 @@ def test_an_arm_without_this_calibration_is_refused_with_the_command_and_keeps_i
     assert not ports[RIGHT].open
 
 
-def test_a_leader_that_fails_is_not_alive_with_its_last_joints_and_returns(ports, leader, monkeypatch):
-    monkeypatch.setattr(lerobot_teleoperator, "SILENT", 0.05)
-    device = leader()
-    port = ports[LEFT]
-    port.broken = "Failed to sync read. [TxRxResult] There is no status packet!"
-    port.at[0] = MIDDLE + 500
-    wait(lambda: not device.read().alive)
-    last = device.read()
-    np.testing.assert_allclose(last.joints[0], AT[0], atol=1e-9)
-    time.sleep(0.05)
-    assert device.read().stamp == last.stamp
-    port.broken = ""
-    wait(lambda: device.read().alive)
-    np.testing.assert_allclose(device.read().joints[0], 500 * STEP, atol=1e-9)
-
-
 def test_one_read_that_fails_gives_no_new_reading_and_is_no_loss(ports, leader, caplog):
     device, dropped = leader(), []
     device._arms[0].bus.port_handler.ser.reset_input_buffer = lambda: dropped.append(time.monotonic())
@@ -157,23 +123,6 @@ def test_a_number_that_is_none_is_no_reading(ports, leader, monkeypatch):
     monkeypatch.setattr(lerobot_leaders.SOLeader, "get_action", get_action)
     wait(lambda: len(looks) > 4)
     np.testing.assert_array_equal(device.read().joints, before)
-
-
-def test_a_robots_file_names_one_for_each_arm(ports, tmp_path):
-    path = tmp_path / "robot.toml"
-    tables = "".join(
-        f'[[device]]\nname = "{name}"\ndriver = "lerobot"\narm = {arm}\ntype = "so101_leader"\n'
-        f'params = {{ port = "{port}", id = "{name}", use_degrees = true }}\n'
-        for arm, (name, port) in enumerate((("left", LEFT), ("right", RIGHT)))
-    )
-    path.write_text(f'name = "cell"\ndriver = "fake"\n{tables}')
-    ports[RIGHT].at[0] = MIDDLE + 100
-    files = load(path).devices
-    assert [(device.name, device.arm) for device in files] == [("left", 0), ("right", 1)]
-    for file, first in zip(files, (0.0, 100 * STEP), strict=True):
-        device = streams.opened(file.source)
-        np.testing.assert_allclose(device.read().joints, [first, *AT[1:]], atol=1e-9)
-        device.close()
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 from serl_chunk_robot.devices.base import DeviceError
 from serl_chunk_robot.devices.evdev_device import FootPedal, Gamepad, Keyboard
 from serl_chunk_robot.devices.gello import Gello
-from serl_chunk_robot.devices.leader import leaders_ros1, leaders_ros2
+from serl_chunk_robot.devices.leader import leaders_ros2
 from serl_chunk_robot.devices.lerobot_teleoperator import LeRobotTeleoperator
 from serl_chunk_robot.devices.spacemouse import SpaceMouse, open_mice
 
@@ -27,32 +27,24 @@ REFUSED = [  # what is made, options that are right, those that are not, what th
     (Keyboard, KEYS, {"buttons": ("z", "up")}, "'up'", "moves, buttons"),
     (FootPedal, PEDAL, {"pedals": {"left": "a", "right": "a"}}, "'a'", "pedals"),
     (FootPedal, PEDAL, {"pedals": {"left": "pedal"}}, "'pedal'", "pedals"),
-    *((Gamepad, {"device": "Pad"}, {"dead_zone": x}, repr(x), "dead_zone") for x in (1.0, -0.1, math.nan)),
+    (Gamepad, {"device": "Pad"}, {"dead_zone": math.nan}, "nan", "dead_zone"),
     *((Gello, GELLO, {name: value}, repr(list(value)), name) for name, value in (
-        ("ids", (1, 1, 7)), ("ids", (7,)), ("ids", (1, 2, 254)), ("offsets", (0.0,)), ("signs", (1, 1, 1)),
-        ("signs", (1, 0)))),
+        ("ids", (1, 1, 7)), ("ids", (1, 2, 254)), ("offsets", (0.0,)), ("signs", (1, 0)))),
     *((Gello, GELLO, {name: value}, repr(value), name) for name, value in (
         ("baud", 12345), ("gripper_open", None), ("gripper_open", 2.0))),
-    *((leaders_ros2, {}, {"arms": x}, "", "arms") for x in ("leader_left", (), ("a", "a"))),
+    (leaders_ros2, {}, {"arms": ("a", "a")}, "", "arms"),
     (leaders_ros2, {}, {"gripper_open": -0.0552}, "", "gripper_closed, gripper_open"),
     *((open_mice, {}, {"paths": paths, "count": count}, "expected a list", "paths") for paths, count in (
-        ([], 2), (["a"], 2), (["a", "b"], 1), ("ab", 2), (["a"] * 3, 3))),
+        (["a"], 2), ("ab", 2), (["a"] * 3, 3))),
     *((LeRobotTeleoperator, LEROBOT, options, match, None) for options, match in (
         ({"type": "so102_leader"}, r"type: 'so102_leader' is no teleoperator .*koch_leader.*Not imported: broken"),
-        ({"type": 3}, r"type: 3, expected LeRobot's name"),
         ({"type": "gamepad", "params": None}, r"gamepad: .*no serial bus.*no joint positions.*so101_leader"),
-        ({"type": "openarm_leader"}, r"openarm_leader: .*no serial bus.*may repeat.*my_device.py"),
-        ({"params": {}}, PARAMS + r"'port'.*params .valid: .*port, .*lerobot-find-port"),
         ({"params": {"prt": 1}}, PARAMS + r"`prt`.*valid: .*port"),
-        ({"params": "port"}, r"params: 'port', expected a table"),
         ({"params": {"port": "/dev/none"}}, r"so101_leader /dev/none: .*lerobot-find-port.*Check power and port"),
         ({"joints": ["a", "b"]}, r"joints: a, b, but LeRobot's so101_leader has shoulder_pan"),
-        ({"joints": "elbow"}, r"joints: 'elbow', expected a list"),
-        ({"grippers": ["hand"]}, r"grippers: \['hand'\], expected names of shoulder_pan"),
         ({"grippers": ["wrist_roll"]}, r"wrist_roll: its unit is range_m100_100\. Write scale"),
         ({"scale": [1.0]}, r"scale: \[1\.0\], expected one number, or 6"),
-        ({"drive_torque": 0}, "drive_torque"), ({"drive_torque": 1.5}, "drive_torque"),
-        ({"drive_torque": "half"}, "drive_torque"))),
+        ({"drive_torque": 1.5}, "drive_torque"))),
 ]  # fmt: skip
 
 
@@ -79,7 +71,6 @@ def test_options_that_cannot_be_are_named_and_no_motor_is_written_to(plugged, ma
 MISSING = [  # the modules that cannot be imported, what is opened, and what helps
     (("evdev",), lambda: FootPedal("Foot"), r"serl-chunk\[devices\]"),
     (("dynamixel_sdk",), lambda: Gello(**GELLO), "pip install dynamixel-sdk"),
-    (("rosgraph", "rclpy"), leaders_ros1, r"cannot be imported.*interbotix_ws"),
     (("rosgraph", "rclpy"), leaders_ros2, r"cannot be imported.*interbotix_ws"),
     (("draccus", "lerobot"), lambda: LeRobotTeleoperator(**LEROBOT), r"draccus .*pip install 'lerobot\[feetech"),
     (("pyspacemouse",), lambda: SpaceMouse("/dev/hidraw0"), r"pip install 'pyspacemouse>=2\.1'"),

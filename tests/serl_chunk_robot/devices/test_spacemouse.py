@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import math
 import os
 import threading
 import time
 
-import easyhid.easyhid
 import fake_hid
 import numpy as np
 import pyspacemouse
@@ -99,23 +97,6 @@ def test_every_supported_model_has_its_axes_and_buttons(hid, opened, model):
         wait(lambda: not any(device.read().buttons))
 
 
-def test_a_full_queue_is_read_at_one_look(hid, opened, monkeypatch):
-    """With one report a look, what is last in the queue would be seen 63 looks later."""
-    looks = []
-    look = SpaceMouse._look
-    monkeypatch.setattr(SpaceMouse, "_look", lambda self: looks.append(look(self)) or looks[-1])
-    monkeypatch.setattr(SpaceMouse, "pause", 0.1)
-    mouse = hid.mouse()
-    device = opened(SpaceMouse, mouse.path, silence=math.inf)
-    before = len(looks)
-    mouse.push(*[translation(y=k) for k in range(1, 60)], translation(y=-350), buttons(1), translation(y=-350))
-    assert len(mouse.handles[0].queue) > 55
-    wait(lambda: len(looks) > before)
-    assert looks[before].twist[0] == 1.0 or looks[before + 1].twist[0] == 1.0  # the first may have begun before
-    wait(lambda: device.read().buttons == (True, False))
-    assert not mouse.handles[0].queue
-
-
 def test_a_deflected_mouse_that_falls_silent_stops_and_is_not_alive(hid, opened, caplog):
     mouse = hid.mouse()
     device = opened(SpaceMouse, mouse.path, silence=0.1)
@@ -140,30 +121,6 @@ def test_the_zeros_that_a_full_queue_drops_do_not_leave_the_mouse_deflected(hid,
     mouse.push(translation(), rotation())
     wait(lambda: not handle.queue)
     wait(lambda: not device.read().twist.any())
-
-
-def test_an_unplugged_mouse_commands_nothing_and_is_opened_again_by_its_path(hid, opened, caplog):
-    caplog.set_level(logging.INFO)
-    mouse, other = hid.mouse("hidraw0", serial="A"), hid.mouse("hidraw1", serial="B")
-    device = opened(SpaceMouse, mouse.path)
-    end = held(mouse, translation(y=-350), buttons(1))
-    wait(lambda: device.read().buttons[0] and device.read().twist[0] == 1.0)
-    mouse.unplug()
-    wait(lambda: not device.read().alive)
-    assert not device.read().twist.any()
-    assert device.read().buttons == (False, False)
-    other.push(translation(y=-350))
-    time.sleep(0.1)
-    assert not device.read().alive
-    assert hid.opened == [mouse.path]
-    mouse.plug()
-    wait(lambda: device.read().alive)
-    assert hid.opened == [mouse.path] * 2
-    wait(lambda: device.read().twist[0] == 1.0)
-    end.set()
-    texts = [record.message for record in caplog.records]
-    assert len([t for t in texts if "lost" in t and mouse.path in t]) == 1
-    assert len([t for t in texts if t.endswith(": connected again.")]) == 1
 
 
 def test_another_mouse_under_the_same_path_is_refused(hid, opened, caplog):
@@ -250,16 +207,3 @@ def test_missing_rights_are_named_with_the_line_of_udev(hid, monkeypatch, permit
     with pytest.raises(DeviceError, match="hidraw0: cannot be read"):
         SpaceMouse(mouse.path)
     assert mouse.handles == []
-
-
-def test_a_missing_libhidapi_and_a_broken_pyspacemouse_are_named(monkeypatch, tmp_path):
-    (tmp_path / "path").touch()
-    with monkeypatch.context() as patched:
-        patched.setattr(easyhid.easyhid, "hidapi", object())
-        for path in ("", str(tmp_path / "path")):
-            with pytest.raises(DeviceError, match="libhidapi-hidraw0"):
-                SpaceMouse(path)
-    error = OSError("libhidapi is broken")
-    monkeypatch.setattr(importlib, "import_module", lambda name: (_ for _ in ()).throw(error))
-    with pytest.raises(DeviceError, match=r"pip install 'pyspacemouse>=2\.1'"):
-        SpaceMouse("/dev/hidraw0")

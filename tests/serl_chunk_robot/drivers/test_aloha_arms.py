@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from unittest.mock import patch
 
-import numpy as np
 import pytest
 from driver_rigs import AlohaRig, ros2_arms
 from hypothesis import given
@@ -58,22 +57,6 @@ def test_the_speed_is_the_derivative_of_the_opening(angle, gripper):
     assert gripper.speed(angle, 2.0) == pytest.approx(
         2 * (opening(angle + 1e-6) - opening(angle - 1e-6)) / 2e-6, abs=1e-4
     )
-
-
-def test_joint_states_are_read_by_name_and_stamped_by_the_arm(rig):
-    rig.ready()
-    reading = rig.driver.read()
-    np.testing.assert_allclose(reading.q[:6], [0.0, -0.96, 1.16, 0.0, -0.3, 0.0])
-    assert reading.q[6] == pytest.approx(
-        SECOND.opening(0.022 * math.sin(0.6) + math.sqrt(0.036**2 - (0.022 * math.cos(0.6)) ** 2))
-    )
-    target = rig.driver.read().q
-    target[1] = -1.9
-    rig.driver.command(target, 0.02)
-    assert rig.get(0, "group")[-1][1] == -1.9, "an arm that rests a little beyond its limits is held there"
-    rig.put(0, "frozen_stamp", True)
-    stale = rig.read(lambda reading: time.monotonic() - reading.stamp > 0.2)
-    assert stale.faults == ()
 
 
 @pytest.mark.parametrize(
@@ -177,9 +160,7 @@ def test_a_grippers_reboot_is_done_while_the_robot_is_stopped(rig, monkeypatch):
     ("errors", "alerts", "faults"),
     [
         ([0] * 6 + [32], False, ("follower_left/gripper: overload. Reboot it",)),
-        ([0] * 6 + [32], True, (GRIPPER,)),
         ([0, 0, 4, 0, 0, 0, 32], True, (GRIPPER.replace("gripper", "elbow"), GRIPPER)),
-        ([1] * 7, True, tuple(GRIPPER.replace("gripper", m) for m in aloha_arms.MOTORS)),
     ],
 )
 def test_a_motor_with_an_error_is_named_also_where_its_registers_cannot_be_read(rig, errors, alerts, faults):
@@ -247,7 +228,10 @@ def test_a_service_that_hangs_is_a_fault_and_not_a_wait_while_the_other_arm_answ
 
 def test_a_stop_never_targets_a_measured_pose(rig):
     rig.ready()
-    rig.driver.command(rig.driver.read().q, 0.02)
+    target = rig.driver.read().q
+    target[1] = -1.9
+    rig.driver.command(target, 0.02)
+    assert rig.get(0, "group")[-1][1] == -1.9, "an arm that rests a little beyond its limits is held there"
     rig.put(0, "pi", True)
     rig.read(lambda reading: reading.q[0] < -3)
     for level in (0, 1, 2):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 import time
 import types
 from types import SimpleNamespace
-from unittest.mock import patch
 
 import cv2_stand_in
 import numpy as np
@@ -16,7 +14,7 @@ import pytest
 from cv2_stand_in import VideoCapture
 
 from serl_chunk_robot.drivers import v4l2_camera
-from serl_chunk_robot.drivers.camera import READ_WITHIN, CameraError, CameraSpec
+from serl_chunk_robot.drivers.camera import READ_WITHIN, CameraError
 from serl_chunk_robot.drivers.fake_camera import FakeCamera
 from serl_chunk_robot.drivers.realsense_camera import RealSenseCamera
 from serl_chunk_robot.drivers.v4l2_camera import V4L2Camera
@@ -28,7 +26,6 @@ class RealSense(types.ModuleType):
     def __init__(self):
         super().__init__("pyrealsense2")
         self.age, self.domain, self.options, self.picture, self.stopped = 0.05, "global_time", {}, True, 0
-        self.limits = {}
         names = ["global_time_enabled", "exposure", "white_balance"]
         names += [f"enable_auto_{name}" for name in names[1:]]
         self.option = SimpleNamespace(**{name: name for name in names})
@@ -37,7 +34,6 @@ class RealSense(types.ModuleType):
         self.timestamp_domain = SimpleNamespace(hardware_clock="hardware_clock")
         self.context = self.config = self.pipeline = self.get_device = self.first_color_sensor = lambda: self
         self.supports = lambda option: True
-        self.get_option_range = lambda option: SimpleNamespace(min=1.0, max=self.limits[option], step=1.0)
         self.query_devices = lambda: [SimpleNamespace(get_info=lambda what, s=s: s) for s in ("111", "222")]
 
     def enable_device(self, serial):
@@ -52,8 +48,6 @@ class RealSense(types.ModuleType):
         return self
 
     def set_option(self, option, value):
-        if value > self.limits.get(option, 1e9):
-            raise RuntimeError("out of range")
         self.options[option] = value
 
     def wait_for_frames(self, timeout):
@@ -175,9 +169,8 @@ def test_exposure_and_white_balance_are_set_or_made_automatic(device, library):
                                "enable_auto_white_balance": 0, "white_balance": 4600}  # fmt: skip
     realsense()
     assert (library.options["enable_auto_exposure"], library.options["enable_auto_white_balance"]) == (1, 1)
-    library.limits = {"exposure": 10000.0}
-    with pytest.raises(CameraError, match="exposure 20000: expected 1 to 10000 in steps of 1"):
-        realsense(exposure=20000)
+    with pytest.raises(CameraError, match=r"serial '333': no such camera \(111, 222 found\)"):
+        realsense("333")
 
 
 def test_a_camera_is_found_by_its_serial_number_where_it_is_plugged_in_anew(device):
@@ -215,49 +208,3 @@ def test_no_picture_and_one_of_another_size_are_errors(device, library):
         with pytest.raises(CameraError, match="no picture within 1 s"):
             camera.read()
         assert time.monotonic() - began < READ_WITHIN + 0.5
-
-
-def test_what_is_missing_is_named_with_what_helps(device, library, monkeypatch):
-    with pytest.raises(CameraError, match=r"serial '333': no such camera \(111, 222 found\)"):
-        realsense("333")
-    with pytest.raises(CameraError, match=r"9 x 6 pixels at 30 Hz.*rs-enumerate-devices"):
-        realsense(width=9)
-    with (
-        patch.object(v4l2_camera.os, "access", lambda *_: False),
-        pytest.raises(CameraError, match="sudo usermod -aG video"),
-    ):
-        device.opened()
-    for name in ("cv2", "pyrealsense2"):
-        monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(CameraError, match="pip install opencv-python-headless"):
-        device.opened()
-    with pytest.raises(CameraError, match="pip install pyrealsense2"):
-        realsense()
-
-
-def test_pictures_of_a_still_scene_differ_unless_the_file_says_so():
-    assert V4L2Camera("x", 8, 6).spec() == CameraSpec(6, 8, noisy=True)
-    assert V4L2Camera("x", 8, 6, noisy=False).spec() == CameraSpec(6, 8, noisy=False)
-
-
-def test_pictures_of_the_fake_differ_and_have_rising_numbers_and_stamps():
-    camera = fake()
-    assert camera.spec()[:2] == (12, 16)
-    frames = [(f.image.copy(), f.stamp, f.number) for f in (camera.read() for _ in range(40))]
-    for (image, stamp, number), (after, later, next_number) in itertools.pairwise(frames):
-        assert (image.dtype, image.shape) == (np.uint8, (12, 16, 3))
-        assert not np.array_equal(image, after)
-        assert later > stamp
-        assert next_number > number
-    assert frames[-1][1] - frames[0][1] > 0.9 * 39 / 200
-    time.sleep(0.1)
-    late = camera.read()
-    assert late.number >= frames[-1][2] + 19, "a late reader misses pictures, and gets no old one"
-    assert time.monotonic() - late.stamp < 0.05
-    camera.frozen = True
-    first = camera.read()
-    image, stamp = first.image.copy(), first.stamp
-    again = camera.read()
-    assert np.array_equal(again.image, image)
-    assert again.stamp > stamp
-    camera.close()

@@ -98,13 +98,10 @@ def params(**more: Any) -> dict[str, Any]:
     [
         ({"type": "so102"}, r"'so102' is no robot .* so101_follower.*Not imported: broken \(No module"),
         ({"type": "wheels", "params": None}, r"wheels: .*no serial bus"),
-        (params(prt=1), "prt"),
         (params(use_degrees=False), r"params\.use_degrees: False.*scale"),
         (params(disable_torque_on_disconnect=True), r"params\.disable_torque_on_disconnect: True.*would fall"),
         (params(num_read_retries=2), r"params\.num_read_retries: 2.*late answer"),
-        (params(cameras={"top": {}}), r"params: top\..*\[\[camera\]\]"),
         (params(port="/dev/other"), r"/dev/other.*lerobot-find-port.*Check power and port"),
-        ({"joints": ["a", "b"]}, r"joints: a, b, but LeRobot's so101_follower has shoulder_pan"),
         ({"grippers": ["wrist_roll"]}, r"wrist_roll: its unit is degrees\. Write scale"),
         ({"type": "bi_so_follower", "params": {"id": "cell", "right_arm_config": {"port": PORT}, "left_arm_config": {
             "port": PORT, "disable_torque_on_disconnect": True}}}, "would fall"),
@@ -130,20 +127,6 @@ def test_an_arm_that_has_torque_keeps_it_also_where_it_is_not_calibrated(port):
     both = {"id": "cell", "left_arm_config": {"port": PORT}, "right_arm_config": {"port": PORT}}
     with pytest.raises(DriverError, match=rf"--robot.left_arm_config.port={PORT} --robot.right_arm_config.port={PORT}"):
         LeRobotArms(type="bi_so_follower", params=both, **LIMITS).connect(time.monotonic)
-
-
-def test_clear_gives_torque_where_the_arm_is(port):
-    driver = arm()
-    driver.connect(time.monotonic)
-    assert not driver.read().torque
-    with pytest.raises(DriverError, match="Clear the robot first"):
-        driver.command(driver.read().q, 0.02)
-    driver.clear_faults()
-    read(driver, lambda reading: reading.torque)
-    driver.close()
-    assert port.registers["Goal_Position"] == list(START)
-    assert "P_Coefficient gripper 16" in port.calls, "LeRobot configures motors without torque"
-    np.testing.assert_allclose(port.at, START, atol=1)
 
 
 def test_clear_gives_torque_to_one_motor_without_taking_it_from_the_others(port):
@@ -174,16 +157,6 @@ def test_units_and_order_are_those_of_the_robots_file(port):
         "gripper": 25.0, "wrist_roll": math.degrees(0.1), "wrist_flex": math.degrees(0.2),
         "elbow_flex": math.degrees(0.3), "shoulder_lift": math.degrees(0.4), "shoulder_pan": math.degrees(0.5),
     })  # fmt: skip
-
-
-def test_normalised_joints_have_a_scale_and_an_opening_ends_at_1(port):
-    driver = ready(arm(params={"use_degrees": False}, scale=0.016))
-    for target, at in (([0.8, 0.0, 0.0, 0.0, 0.0, 0.5], {"shoulder_pan": 50.0, "gripper": 50.0}),
-                       ([0.8, 0.0, 0.0, 1.65, 0.0, 1.2], {"gripper": 100.0})):  # fmt: skip
-        driver.command(np.array(target), 0.02)  # a little beyond the limits, too
-        read(driver, lambda reading, target=target: abs(reading.q[5] - min(target[5], 1.0)) < 0.01)
-        assert {name: port.goals[-1][name] for name in at} == pytest.approx(at)
-    driver.close()
 
 
 def test_what_lerobot_clamps_is_a_fault_until_it_is_cleared(port):

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 from udp_arm import POSE, StandIn
 
@@ -76,41 +75,6 @@ def test_a_file_of_less_than_100_lines_next_to_the_robots_makes_it(tmp_path, arm
     connect(driver, arm)
     checked(file, driver.spec(), driver.read().q)
     driver.close()
-
-
-def test_it_reads_the_newest_state_with_the_moment_of_its_arrival(arm):
-    arm.heard = 1  # the stop of an earlier program, which is no answer
-    clock, driver = Clock(), UdpArm(port=arm.port)
-    connect(driver, arm, clock)
-    assert not driver.stop("because")
-    assert arm.take()["number"] == 2
-    first = driver.read()
-    assert (first.stamp, first.torque, first.faults) == (50.0, True, ())
-    clock.now = 50.2
-    assert driver.read() is first, "no newer state came, and the stamp stays old"
-    for q in (0.1, 0.2, 0.3):
-        arm.q = POSE + q
-        arm.send()
-    reading = newest(driver, lambda reading: reading.q[0] == 0.3)
-    assert reading.stamp == 50.2
-    np.testing.assert_array_equal(reading.q, POSE + 0.3)
-    assert reading.effort.dtype == reading.dq.dtype == np.float64
-    driver.close()
-
-
-def test_it_commands_sets_and_clears(arm, driver):
-    driver.command(POSE + 0.1, 0.005)
-    assert arm.take() == {"target": (POSE + 0.1).tolist(), "dt": 0.005}
-    driver.set("compliance", 0.5)
-    assert arm.take() == {"set": "compliance", "value": 0.5}
-    driver.clear_faults()
-    assert arm.take() == {"clear": 1}
-    driver.hold()
-    with pytest.raises(DriverError, match="stiffness"):
-        driver.set("stiffness", 1)
-    arm.socket.setblocking(False)
-    with pytest.raises(BlockingIOError):
-        arm.take()
 
 
 def test_a_stop_is_answered_by_its_own_number(arm, driver):

@@ -87,31 +87,6 @@ def test_the_stand_in_has_the_enumerations_and_exceptions_of_the_wheel(wheel):
             output = getattr(output, part)
 
 
-@needs_wheel
-def test_an_unconfigured_arm_of_the_wheel_and_of_the_stand_in_answer_alike(wheel):
-    for library in (wheel, trossen_stand_in):
-        arm = library.TrossenArmDriver()
-        assert list(arm.get_all_positions()) == []
-        assert list(arm.get_robot_output().joint.all.positions) == []
-        assert not arm.get_is_configured()
-        for call in (
-            arm.get_modes, arm.clear_error, lambda arm=arm: arm.set_all_positions([0.0] * 7, 0.02, False),
-            lambda arm=arm, library=library: arm.set_all_modes(library.Mode.idle),
-        ):  # fmt: skip
-            with pytest.raises(library.LogicError):
-                call()
-
-
-@needs_wheel
-@pytest.mark.parametrize("timeout", [0.3, pytest.param(2.0, marks=pytest.mark.slow)])
-def test_a_controller_that_does_not_answer_is_named_after_the_time_out(wheel, timeout):
-    driver, began = TrossenArms(addresses=["127.0.0.1"], timeout=timeout), time.monotonic()
-    with pytest.raises(DriverError, match=r"127\.0\.0\.1: no controller can be used .*TCP server.*Check its power"):
-        driver.connect(time.monotonic)
-    assert 0.95 * timeout < time.monotonic() - began < timeout + 2.0
-    driver.close()
-
-
 def test_connecting_sets_no_mode_and_clears_no_error(rig):
     rig.connect()
     assert not rig.read().torque

@@ -1,14 +1,17 @@
-"""Where the points of arms are, against MuJoCo's model of ALOHA and by hand."""
+"""Where the points of arms are, against MuJoCo's model of ALOHA and by hand, and joints for a tip's pose."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from robot_limits import LINKS, viperx
+from robot_limits import HIGH, HOME, LOW, J, viperx
 
-from serl_chunk_robot.geometry.kinematics import Arms, Chain, Link
+from serl_chunk_robot.geometry import kinematics
+from serl_chunk_robot.geometry.kinematics import Arms, Chain, Link, along, lifted, polynomial, pose_frame, reach
+from serl_chunk_robot.geometry.rotations import axis_angle
 
 BODIES = ("shoulder_link", "upper_arm_link", "upper_forearm_link", "lower_forearm_link", "wrist_link", "gripper_link")
 JOINTS = ("waist", "shoulder", "elbow", "forearm_roll", "wrist_angle", "wrist_rotate")
@@ -68,11 +71,55 @@ def test_no_turn_moves_a_point_further_than_its_lever():
     assert arms.levers[[6, 13]].tolist() == [0, 0], "grippers move no point"
 
 
-def test_chains_that_make_no_sense_are_refused():
-    for links, named in (([Link((0, 0, 1), (0, 0, 2))], "length 1"), ([], "needs links")):
-        with pytest.raises(ValueError, match=named):
-            Chain((0, 0, 0), 0.0, links, (0, 0, 0))
-    chain = Chain((0, 0, 0), 0.0, LINKS, (0, 0, 0))
-    for joints in ([range(6), range(6, 11)], [range(6)]):
-        with pytest.raises(ValueError, match="as many"):
-            Arms([chain, chain], joints, 14)
+ARMS = viperx()
+
+
+@pytest.mark.parametrize("arm", [0, 1])
+def test_poses_of_an_arm_are_found_from_elsewhere(arm):
+    rng, missed = np.random.default_rng(arm), 0
+    for _ in range(100):
+        there = HOME + rng.uniform(-0.5, 0.5, J)
+        there = np.clip(there, LOW, HIGH)
+        frame = ARMS.tip(arm, there)[0]
+        found = reach(ARMS, arm, HOME, frame, LOW, HIGH, turned=True)
+        if found is None:
+            missed += 1
+            continue
+        at = ARMS.tip(arm, found)[0]
+        assert np.linalg.norm(at[:3, 3] - frame[:3, 3]) < kinematics.NEAR
+        assert np.linalg.norm(axis_angle(frame[:3, :3] @ at[:3, :3].T)) < kinematics.TURNED
+        assert ((found >= LOW) & (found <= HIGH)).all()
+        others = np.delete(np.arange(J), ARMS.joints[arm])
+        np.testing.assert_array_equal(found[others], HOME[others])
+    assert missed <= 8, "of turns of up to 0.5 rad in each joint, some of them onto limits"
+
+
+def test_what_is_out_of_reach_is_not_found_and_soon():
+    far = pose_frame(np.array([3.0, 0, 0.3, 0, 0, 0]))
+    began = time.process_time()
+    assert reach(ARMS, 0, HOME, far, LOW, HIGH, turned=True) is None
+    assert reach(ARMS, 0, HOME, far, LOW, HIGH, turned=False) is None
+    assert lifted(ARMS, 0, HOME, 1.5, LOW, HIGH) is None
+    assert time.process_time() - began < 0.5
+
+
+@pytest.mark.parametrize("arm", [0, 1])
+@pytest.mark.parametrize("height", [0.02, 0.1, -0.1])
+def test_a_lift_is_straight_and_keeps_the_orientation_where_the_arm_can(arm, height):
+    way = lifted(ARMS, arm, HOME, height, LOW, HIGH)
+    assert way is not None
+    path = along(polynomial(way), np.linspace(0, 1, 101))
+    frames = np.array([ARMS.tip(arm, pose)[0] for pose in path])
+    np.testing.assert_allclose(frames[-1, :3, 3] - frames[0, :3, 3], [0, 0, height], atol=2e-5)
+    assert np.linalg.norm(frames[:, :2, 3] - frames[0, :2, 3], axis=1).max() < kinematics.STRAIGHT / 10
+    assert max(np.linalg.norm(axis_angle(f[:3, :3] @ frames[0, :3, :3].T)) for f in frames) < 1e-3
+
+
+def test_a_lift_turns_the_tip_where_it_must():
+    low = np.where(np.arange(J) == 4, HOME - 0.02, LOW)  # the wrist cannot make up for the shoulder
+    high = np.where(np.arange(J) == 4, HOME + 0.02, HIGH)
+    way = lifted(ARMS, 0, HOME, 0.1, low, high)
+    assert way is not None
+    frames = [ARMS.tip(0, pose)[0] for pose in way[[0, -1]]]
+    np.testing.assert_allclose(frames[1][:3, 3] - frames[0][:3, 3], [0, 0, 0.1], atol=2e-5)
+    assert np.linalg.norm(axis_angle(frames[1][:3, :3] @ frames[0][:3, :3].T)) > 0.02

@@ -107,9 +107,6 @@ class Large(MyCamera):
     def spec(self):
         return CameraSpec(60, 5000)
 
-class Blind(MyCamera):
-    def spec(self):
-        raise RuntimeError("no lens")
 
 class Half:
     def spec(self): ...
@@ -139,9 +136,6 @@ class Needs(MyArm):
 class Half:
     def spec(self): ...
 
-class Silent(MyArm):
-    def spec(self):
-        raise RuntimeError("no table")
 
 def differs(**fields):
     class Other(MyArm):
@@ -152,7 +146,6 @@ def differs(**fields):
 Stuck, Fast, Weak = differs(velocity=(0.0,) * 14), differs(velocity=(2000.0,) * 14), differs(effort=(0.0,) * 14)
 Bare, Wrenches, Posed = differs(grippers=()), differs(targets="wrenches"), differs(targets="poses", grippers=())
 Degrees, Endless = differs(low=(-180.0,) * 14), differs(high=(float("inf"),) * 14)
-Jerky, Odd = differs(jerk=(1.0,)), differs(high=(1.0,))
 """
 
 
@@ -280,38 +273,24 @@ def view(old: str, new: str) -> str:
 
 
 BAD = [  # text, parameter, what else the error names
-    (camera('name = "top"', ""), "camera[0].name", "missing"),
     (camera('name = "top"', 'name = "a top"'), "camera[0].name", "letters, digits"),
     (camera('name = "top"', 'name = "wrist"'), "camera[1].name", "none before it"),
-    (camera('driver = "fake"\n\n', ""), "camera[0].driver", "missing"),
-    (camera("height = 60", "hight = 60"), "camera[1].hight", "Did you mean height"),
     (camera("height = 60", "height = 60\nlatency = -0.1"), "camera[1].latency", "0 to 1"),
-    (camera("height = 60", "height = 2026-01-01"), "camera[1].height", "a text, a number"),
     (camera(":MyCamera", ":Large"), "camera[1].driver", "from 1 to 4096 pixels"),
-    (camera(":MyCamera", ":Blind"), "camera[1].driver", "no lens"),
     (camera(':MyCamera"\nheight = 60\nwidth = 80', ':Half"'), "camera[1].driver", "lacks the methods open, read"),
     (view('of = "wrist"', 'of = "rist"'), "camera[2].of", "a camera before it that has a driver"),
-    (view("rotate = 90", "height = 20"), "camera[2].height", "unknown key"),
     (view("[10, 20, 40, 30]", "[50, 20, 40, 30]"), "camera[2].crop", "within 80 x 60"),
-    (view("[16, 16]", "[16, 4097]"), "camera[2].resize", "up to 4096"),
     (SHORT + "port = 65533\n" + CAMERAS, "port", "for each camera"),
     ('driver = "fake"', "name", "missing"), ('name = 3\ndriver = "fake"', "name", "3"),
     *((SHORT + text, key, named) for text, key, named in [
-        ("prot = 5600", "prot", "port"), ("port = 5600.0", "port", "5600.0"), ("port = true", "port", "True"),
-        ("port = 80", "port", RANGES["port"].why), ("rate = nan", "rate", "nan"),
-        ("rate = 600", "rate", RANGES["rate"].why), ('keys = "no_folder"', "keys", "no_folder"),
-        ("park = [0, 1]", "park", "[0, 1]"), ("effort = 1e9", "effort", RANGES["effort"].why),
-        ("profile = 3", "profile", "3"), ("reset = { steps = [] }", "reset.steps", "step"),
-        ("reset = { step = 3 }", "reset.step", "3"), ('needs_go = "no"', "needs_go", "true or false"),
-        ("needs_go = false", "needs_go", "not simulated"),
-        ("[kinematics]\ntip = [0, 0, 1]", "kinematics.arm", "missing"),
+        ("prot = 5600", "prot", "port"), ("port = true", "port", "True"), ("port = 80", "port", RANGES["port"].why),
+        ("rate = nan", "rate", "nan"), ("rate = 600", "rate", RANGES["rate"].why), ("park = [0, 1]", "park", "[0, 1]"),
+        ("effort = 1e9", "effort", RANGES["effort"].why), ("needs_go = false", "needs_go", "not simulated"),
+        ('keys = "no_folder"', "keys", "no_folder"), ("[kinematics]\ntip = [0, 0, 1]", "kinematics.arm", "missing"),
     ]),
     *((PROFILE + text, f"profile.first_day.{key or text.split()[0]}", named) for text, key, named in [
-        ("velocty = 1", "", "velocity"), ("velocity = true", "", "True"), ("jerk = [1, 2, 3]", "", "[1, 2, 3]"),
-        ("acceleration = inf", "", "inf"),
-        ("low = 0.5\nhigh = 0.5", "", "0.5"), ("velocity = 2\noverspeed = 1.5", "overspeed", "1.5"),
-        ("grip_effort = [1, 2, 3]", "", "[1, 2, 3]"), ("grip_seconds = 5", "grip_effort", "missing"),
-        ('like = "evaluatin"', "", "evaluating"),
+        ("jerk = [1, 2, 3]", "", "[1, 2, 3]"), ("acceleration = inf", "", "inf"), ("low = 0.5\nhigh = 0.5", "", "0.5"),
+        ("velocity = 2\noverspeed = 1.5", "overspeed", "1.5"), ("grip_seconds = 5", "grip_effort", "missing"),
         ("workspace = { low = [0, 0, 0], high = [1, 1, 1] }", "", "[kinematics]"),
         ("grip_effort = 1e9", "", RANGES["grip_effort"].why),
         ("grip_effort = 4\ngrip_seconds = 3600", "grip_seconds", RANGES["grip_seconds"].why),
@@ -335,43 +314,34 @@ BAD = [  # text, parameter, what else the error names
         ("offset = [0.2,", "offset = [200,", "kinematics.arm[0].links[3].offset", RANGES["links"].why),
         ("yaw = 3.141592653589793", "yaw = 180", "kinematics.arm[1].yaw", RANGES["yaw"].why),
     ]),
-    (CHAIN + "joints = [0, 14]", "kinematics.arm[0].joints", "[0, 14]"),
     (CHAIN + "joints = [0]\nlinks = [{ offset = [0, 0, 0], axis = [0, 0, 2] }]", "kinematics.arm[0].links[0].axis",
      "[0, 0, 2]"),
     (STEP, "reset.step[0]", "empty"),
     *((STEP + text, f"reset.step[0].{text.split()[0]}", named) for text, named in [
-        ("joints = [0, 1]", "[0, 1]"), ("lift = 0.1", "[kinematics]"),
-        ("lift = 0.1\nrandom = 0.1", "no random in the same step"),
-        ("pose = [0, 0, 0.2, 0, 0, 0]\narm = 0", "[kinematics]"), ("arm = 2\njoints = [0]", "2"),
-        ('gripper = "opened"', "opened"), ("random = -0.1", "-0.1"), ('wait = "me"', "me"), ("wait = -1", "-1"),
-        ("height = 0.3", "Write `lift`"), ("relieve = true", "commanded by joints"), ("new_object = 1", "1"),
+        ("joints = [0, 1]", "[0, 1]"), ("lift = 0.1", "[kinematics]"), ("arm = 2\njoints = [0]", "2"),
+        ("lift = 0.1\nrandom = 0.1", "no random in the same step"), ('gripper = "opened"', "opened"),
+        ("height = 0.3", "Write `lift`"), ("relieve = true", "commanded by joints"), ("wait = -1", "-1"),
         ("random = 9", PROFILE_RANGES["random"].why),
         *((f"{key} = {value}", RANGES[key].why) for key, value in [
             ("speed", 0.001), ("wait", 6000), ("every", 20000), ("lift", 5)]),
     ]),
     (LONG + "\n[[reset.step]]\npose = [0, 0, 0.2, 0, 0, 0]", "reset.step[2].arm", "which arm"),
-    (LONG + "\n[[reset.step]]\narm = 1\npose = [0, 0, 0.2]", "reset.step[2].pose", "[0, 0, 0.2]"),
     (LONG + "\n[[reset.step]]\narm = 1\npose = [0, 0, 200, 0, 0, 0]", "reset.step[2].pose", RANGES["pose"].why),
     (POSES + "[kinematics]\ntip = [0, 0, 1]", "kinematics", "commanded by poses"),
     *((f"{POSES}[[reset.step]]\n{text}", f"reset.step[0].{key}", named) for text, key, named in [
-        ("arm = 0\npose = [0.4, 0, 0.2, 0, 0, 0]", "pose", "Write `joints`"), ("relieve = 1", "relieve", "1"),
-        ("relieve = true\nheight = 0.3", "relieve", "without height"), ('height = "up"', "height", "up"),
-        ("height = 50", "height", RANGES["height"].why),
+        ("arm = 0\npose = [0.4, 0, 0.2, 0, 0, 0]", "pose", "Write `joints`"),
+        ("relieve = true\nheight = 0.3", "relieve", "without height"), ("height = 50", "height", RANGES["height"].why),
     ]),
     *((MINE.format(name), "driver", named) for name, named in [
         ("Wrenches", "wrenches"), ("Weak", "limits of effort"), ("Posed", "Each has 6"), ("Mine", "class Mine"),
-        ("Broken", "no such bus"), ("Half", "clear_faults"), ("Silent", "no table"), ("Odd", "spec()"),
-        ("Stuck", "velocities above 0"), ("Degrees", "are these degrees?"),
-        ("Fast", "crosses its range within a pass"), ("Jerky", "jerk of spec() needs 14"),
+        ("Broken", "no such bus"), ("Half", "clear_faults"), ("Stuck", "velocities above 0"),
+        ("Degrees", "are these degrees?"), ("Fast", "crosses its range within a pass"),
         ("Endless", "finite numbers"),
     ]),
-    (MINE.format("Needs"), "driver.serial", "my_arm.py:Needs"),
-    (MINE.format("Bare") + "\n[[reset.step]]\ngripper = 0.5", "reset.step[0].gripper", "0.5"),
-    ('name = "a"\ndriver = "fakes"', "driver", "fake"), ('name = "a"\ndriver = "none.py:MyArm"', "driver", "none.py"),
+    (MINE.format("Needs"), "driver.serial", "my_arm.py:Needs"), ('name = "a"\ndriver = "fakes"', "driver", "fake"),
     ('name = "a"\ndriver = "bad.py:MyArm"', "driver", "no_such_module"),
     *((DRIVER + text, key, named) for text, key, named in [
-        ("lagg = 0.1", "driver.lagg", "0.1"), ('arms = "two"', "driver", "TypeError"), ("arms = 0", "driver", "spec()"),
-        ("tick = 10", "driver", RANGES["tick"].why), ("tick = 0.001", "driver", RANGES["tick"].why),
+        ("lagg = 0.1", "driver.lagg", "0.1"), ("tick = 10", "driver", RANGES["tick"].why),
         ("rate = 5000", "driver", RANGES["rate"].why), ("rate = 60\ntick = 0.01", "driver", "a pass in each tick"),
         ("lag = 30", "driver.lag", RANGES["driver.lag"].why),
     ]),
@@ -385,16 +355,6 @@ BAD = [  # text, parameter, what else the error names
       for name, key, value in [("gamepad", "dead_zone", 1), ("lerobot", "drive_torque", 2),
                                ("spacemouse", "silence", 60), ("gello", "baud", 5)]),
 ]  # fmt: skip
-
-
-def test_steps_of_tips_are_of_the_arms_they_name(tmp_path):
-    steps = "", "lift = 0.1", "arm = 1\nlift = -0.05", "arm = 1\npose = [0.4, 0, 0.2, 0, 1, 0]"
-    more = "\n[[reset.step]]\n".join(steps)
-    both, one, pose = of(tmp_path, LONG + more).reset[-3:]
-    assert (both.tips, both.lift, both.pose) == ((0, 1), 0.1, None)
-    assert (one.tips, one.lift, one.pose) == ((1,), -0.05, None)
-    assert (pose.tips, pose.lift, pose.pose.tolist()) == ((1,), 0.0, [0.4, 0, 0.2, 0, 1, 0])
-    assert of(tmp_path, LONG).reset[0].tips == ()
 
 
 def test_an_arm_that_is_commanded_by_poses_moves_within_limits_of_poses(tmp_path):
@@ -439,17 +399,6 @@ def test_a_step_for_a_new_object_is_taken_on_request(tmp_path, key, alone, asked
         assert due == taken
 
 
-def test_limits_of_a_grip_are_of_the_grippers_and_inherited(tmp_path):
-    text = "[profile.evaluating]\ngrip_effort = [4, 5.5]\n[profile.mine]\nlike = 'evaluating'\ngrip_seconds = 3"
-    limits = {name: profile.limits.grip for name, profile in of(tmp_path, SHORT + text).profiles.items()}
-    wanted = np.full(J, np.inf)
-    wanted[list(GRIPPERS)] = [4, 5.5]
-    for name, seconds in (("evaluating", 10.0), ("mine", 3.0)):
-        np.testing.assert_array_equal(limits[name].effort, wanted)
-        assert limits[name].seconds == seconds
-    assert limits["teleop"] is None
-
-
 @pytest.mark.parametrize(("text", "parameter", "named"), BAD)
 def test_a_bad_file_is_refused_with_its_key_and_value(tmp_path, text, parameter, named):
     path = written(tmp_path, text)
@@ -480,7 +429,6 @@ AT_HOME = f"[[reset.step]]\njoints = {HOME.tolist()}\n"
     [
         (SHORT + 'start = "first_dya"', SPEC, HOME, "start", "first_day"),
         (SHORT + "rate = 300", SPEC, HOME, "rate", "300"),
-        (SHORT + "rate = 60", SPEC._replace(tick=0.01), HOME, "rate", "60"),
         (PROFILE + "velocity = 4", SPEC, HOME, "profile.first_day.velocity", "4"),
         (PROFILE + "high = 4", SPEC, HOME, "profile.first_day.high", "4"),
         (PROFILE + "low = -4", SPEC, None, "profile.first_day.low", "-4"),
@@ -494,12 +442,8 @@ AT_HOME = f"[[reset.step]]\njoints = {HOME.tolist()}\n"
         (SHORT + NARROW.format("teleop", "-0.9") + AT_HOME, SPEC, None, "profile.teleop", "reset.step[0]: joint 1"),
         (SHORT + NARROW.format("mine", "-1.05") + AT_HOME + "random = 0.1", SPEC, None, "profile.mine",
          "-1.06 to -0.86"),
-        (SHORT + NARROW.format("mine", "-1.05") + AT_HOME + "[[reset.step]]\nadd = [0, -0.1" + ", 0" * 12 + "]", SPEC,
-         None, "profile.mine", "step[1]: joint 1 would go to -1.06, expected a place within this profile's -1.05"),
-        (STEP + "gripper = 1.5", SPEC, None, "profile.first_day", "reset.step[0]: joint 6 would go to 1.5"),
         (STEP + "arm = 1\njoints = [0, 0, 0, 0, 0, 0, 0]\n[[reset.step]]\nnew_object = true\narm = 1\n"
          "add = [0, 9, 0, 0, 0, 0, 0]", SPEC, None, "profile.first_day", "reset.step[1]: joint 8 would go to 9"),
-        (SHORT, SPEC._replace(home=(9.0,) * J), None, "profile.first_day", "reset.step[0]: joint 0 would go to 9"),
         (POSES + "[[reset.step]]\nheight = 0.7", pose_arms.PoseArms(2).spec(), None, "profile.first_day",
          "reset.step[0]: joint 2 would go to 0.7"),
         (LONG + "\n" + AT_HOME + "[[reset.step]]\nlift = 1", SPEC, None, "profile.first_day",

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from properties import examples
 
-from serl_chunk_robot.safety import table
 from serl_chunk_robot.safety.table import BY_EVENT, EVENTS, ROLES, STATES, STOPS, TABLE, Machine
 
 # Written from the description of the server, not from the table.
@@ -140,21 +139,6 @@ def test_the_machine_follows_rules_that_were_written_apart(begins: int, events: 
             assert machine.word == word, "what latched first stays the reason"
 
 
-def test_refusals_name_the_state_or_the_role_and_what_latched_first_stays_the_reason():
-    machine = Machine()
-    assert "arm is not possible in STOPPED" in machine.apply("arm", table.CONTROLLER).word
-    assert "clear is for the operator" in machine.apply("clear", table.CONTROLLER, by="actor").word
-    assert "nonsense is not possible" in machine.apply("nonsense").word
-    for event, role in (("clear", table.OPERATOR), ("go", table.OPERATOR), ("arm", table.CONTROLLER)):
-        machine.apply(event, role, by="Ann")
-    machine.apply("fault", detail="left arm")
-    for state in ("BRAKE", "STOPPED"):
-        machine.apply("stop", table.ANY, by="Bob")
-        assert (machine.state, machine.word) == (state, "the driver reports a fault: left arm")
-        machine.apply("standing")
-    assert machine.apply("clear", table.OPERATOR, by="Ann").word == "cleared by Ann"
-
-
 def markdown() -> str:
     """The table as the documents have it, a line for each event."""
     ends = {"standing": "HOLD, HELD or STOPPED, as the event that braked says",
@@ -171,21 +155,6 @@ def markdown() -> str:
         word = next((row.word for row in rows if row.word), "-")
         lines.append(f"| {event} | {rows[0].who} | {cell} | {word} |")
     return "\n".join(lines) + "\n"
-
-
-def test_the_documents_show_every_row():
-    shown = {}
-    for line in markdown().splitlines()[2:]:
-        _, event, who, ways, word, _ = (cell.strip() for cell in line.split("|"))
-        for way in ways.split("; "):
-            states, leads_to = way.split(" -> ")
-            shown.update({(state, event): (who, leads_to, word) for state in states.split(", ")})
-    assert shown.keys() == BY_EVENT.keys()
-    for key, row in BY_EVENT.items():
-        who, leads_to, word = shown[key]
-        assert (who, leads_to.endswith(" *")) == (row.who, not row.drops)
-        assert row.word in (word, "")
-        assert all(state in leads_to for state in (row.next if row.next != "HOLD" else "", row.then))
 
 
 def test_the_document_shows_this_table():

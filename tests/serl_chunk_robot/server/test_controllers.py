@@ -15,6 +15,7 @@ from robot_world import DT, FaultyArms
 from serl_chunk_robot.safety.table import OPERATOR
 from serl_chunk_robot.server.admission import Address
 from serl_chunk_robot.server.door import A_PASS, Request
+from serl_chunk_robot.server.leases import MOST_CLIENTS, SILENCE, Client, Clients, Lease
 from serl_chunk_robot.wire import arrays
 from serl_chunk_robot.wire.protocol import PROTOCOL
 
@@ -151,3 +152,47 @@ def test_requests_that_last_hold_no_pass_up(cell: Cell):
     cell.server._inbox.taken = A_PASS
     cell.server._wait(cell.now + DT)
     assert len(cell.door.requests) == 8, "nor more than so many until the next one"
+
+
+LATER = SILENCE + 0.01
+
+
+@pytest.mark.parametrize("state", ["STOPPED", "HOLD", "MOVE", "BRAKE"])
+def test_silence_ends_it_outside_run_alone(state):
+    lease = Lease()
+    lease.take(b"1", Client("left", "any", "1"), 0.0)
+    lease.renew(b"1", 10.0)
+    lease.renew(b"2", 20.0)
+    assert lease.expire(10.0 + LATER, "RUN") == ""
+    assert lease.expire(10.0 + SILENCE, state) == ""
+    assert lease.expire(10.0 + LATER, state) == "left"
+    assert lease.expire(10.0 + 2 * LATER, state) == ""
+    assert lease.holder == ""
+
+
+def test_the_longest_silent_clients_are_forgotten_but_for_the_controller():
+    clients = Clients()
+    for k in range(MOST_CLIENTS + 50):
+        clients.add(b"%d" % k, Client(f"client {k}", "any"), keep=b"0")
+        if k == 60:
+            assert clients.heard_from(b"1") == Client("client 1", "any")
+    assert len(clients) == MOST_CLIENTS
+    assert clients.heard_from(b"0") is not None
+    assert clients.heard_from(b"2") is None
+    assert clients.heard_from(b"1") is not None  # it was heard since
+    assert clients.heard_from(b"50") is None  # but this one was not
+    assert clients.heard_from(b"%d" % (MOST_CLIENTS + 49)) is not None
+
+
+def test_strangers_make_no_operator_leave():
+    clients = Clients()
+    clients.add(b"desk", Client("desk", "operator"), keep=b"")
+    for k in range(200):
+        clients.add(b"%d" % k, Client(f"client {k}", "any"), keep=b"0")
+    assert clients.heard_from(b"desk") == Client("desk", "operator")
+    assert clients.heard_from(b"0") == Client("client 0", "any")
+    for k in range(200):
+        clients.add(b"operator %d" % k, Client("desk", "operator"), keep=b"0")
+    assert len(clients) == MOST_CLIENTS
+    assert clients.heard_from(b"desk") is None
+    assert clients.heard_from(b"0") is not None

@@ -8,18 +8,10 @@ import threading
 
 import numpy as np
 import pytest
-import zmq
-from robot_fronts import FrontedDoor
 from robot_limits import HIGH, HOME, LOW, J, limits
-from robot_served import HERE, free_port, server, wait
-from robot_socket_interleavings import Peer
-from robot_world import FaultyArms, Way, World
+from robot_world import Way, World
 
 from serl_chunk_robot.control.loop import Refused
-from serl_chunk_robot.server.admission import Address
-from serl_chunk_robot.server.leases import MOST_CLIENTS
-from serl_chunk_robot.wire import arrays
-from serl_chunk_robot.wire.protocol import MAX_STATE, PROTOCOL
 
 DT = TICK = 0.02  # s: a pass each tick, as 5.8 million at 200 Hz would take an hour
 EPISODE = 30.0  # s, with the reset before it
@@ -156,42 +148,3 @@ def test_minutes_of_work_leave_nothing_behind():
 @pytest.mark.timeout(7200)
 def test_eight_hours_of_work_leave_nothing_behind():
     checks(*work(8.0))
-
-
-@pytest.mark.slow
-def test_a_server_with_clients_that_come_and_go_stays_as_it_is():
-    """Reconnects over sockets, with passes of an injected clock for each: half an hour of it."""
-    now = [100.0]
-    arms = FaultyArms()
-    arms.sent, arms.stops = Kept(), Kept()
-    port = free_port()
-    served = server(arms, Address(HERE, port), lambda: now[0], stepped=True)
-    door: FrontedDoor = served._door  # type: ignore[assignment]
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    size, before = 0, (0, 0)
-    try:
-        for k in range(1200):
-            peer = Peer(context, port, f"actor {k % 3}", "controller")
-            hello = {"op": "hello", "id": k, "stamp": now[0], "held": 0.0, "name": peer.name, "role": peer.role,
-                     "process": peer.process, "protocol": PROTOCOL}  # fmt: skip
-            wait(lambda peer=peer: door.front.step(0.001) or peer.socket.poll(0, zmq.POLLOUT))
-            peer.socket.send(arrays.pack(hello))
-            assert door.step_until_request(5)
-            served.run_pass(now[0])
-            wait(lambda peer=peer: door.front.step(0.001) or peer.socket.poll(0))
-            reply = arrays.unpack(peer.socket.recv(copy=False), MAX_STATE)
-            assert reply["ok"] == (k % 2 == 0), "the lease of the one before ends after two seconds"
-            for _ in range(300):
-                now[0] += 0.005
-                served.run_pass(now[0])
-            peer.socket.close()
-            door.front.step(0.001)
-            if k == 200:
-                size, before = resident(), held()
-        assert held()[0] <= before[0]
-        wait(lambda: held()[1] <= before[1] + 2)  # libzmq closes by and by
-        assert resident() - size < GROWS
-        assert len(served._clients) <= MOST_CLIENTS
-    finally:
-        context.destroy(linger=0)
-        served.close()

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import ros1
 from errors import naming
 from hosted_device import HostedDevice
 from robot_served import HERE, free_port, served, wait
@@ -73,22 +72,16 @@ def test_tables_are_read_and_their_ports_follow_those_of_cameras(tmp_path):
 
 
 MOUSE = 'name = "a"\ndriver = "spacemouse"'
-LEROBOT = 'name = "a"\ndriver = "lerobot"\n'
 
 
 @pytest.mark.parametrize(
     ("table", "parameter", "named"),
     [
-        ('driver = "gello"', "device[0].name", "missing"),
         ('name = "a b"\ndriver = "gello"', "device[0].name", "letter"),
         ('name = "a"\ndriver = "spacemice"', "device[0].driver", "spacemouse"),
         (MOUSE + '\npaths = "b"', "device[0].paths", "path"), (MOUSE + "\narm = 2", "device[0].arm", "0 to 1"),
-        (MOUSE + "\npath = 1979-05-27", "device[0].path", "text"),
         (f"{MOUSE}\n[[device]]\n{MOUSE}", "device[1].name", "before"),
-        ('name = "a"\ndriver = "gello"', "device[0].port", "missing"),
-        (LEROBOT + 'params = { port = "b" }', "device[0].type", "missing"),
-        (LEROBOT + 'type = "so101_leader"\nport = "b"', "device[0].port", "params"),
-        ('name = "a"\ndriver = "faulty.py:Nothing"', "device[0].driver", "Nothing"),
+        ('name = "a"\ndriver = "lerobot"\nparams = { port = "b" }', "device[0].type", "missing"),
     ],
 )  # fmt: skip
 def test_wrong_tables_are_refused_with_the_key(tmp_path, table, parameter, named):
@@ -195,29 +188,3 @@ def test_what_is_no_reading_of_this_device_and_server_is_left_out_or_lifeless(ru
         got = [client.next_reading("leader", 0.02) for _ in range(20)]
     assert not any(reading is not None and reading.alive for reading in got)
     assert sample is not NONE or any(reading is not None and not reading.twist.any() for reading in got)
-
-
-@pytest.mark.system
-@pytest.mark.skipif(bool(ros1.missing()), reason=ros1.missing())
-def test_leaders_of_a_real_ros_1_are_hosted_and_lost_with_their_node(tmp_path, monkeypatch):
-    ros1.ros().need_arms()
-    monkeypatch.setenv("PYTHONPATH", ros1.ros().environment["PYTHONPATH"])
-    arms = 'arms = ["puppet_left", "puppet_right"]\ngripper_closed = 0.0\ngripper_open = 1.2'
-    file = load(robot_file(tmp_path, f'name = "leaders"\ndriver = "leader_ros1"\n{arms}'))
-    listed = tuple((d.name, d.port, d.arm) for d in file.devices)
-    with contextlib.ExitStack() as stack:
-        robot = stack.enter_context(served(port=file.port, devices=listed))
-        stack.enter_context(Processes(device_children(file.devices, HERE, None, robot.server.run_id)))
-        client = robot.client(role="any")
-
-        def reads(alive: bool, joint: float) -> bool:
-            reading = client.next_reading("leaders", 0.05)
-            return reading is not None and reading.alive == alive and abs(reading.joints[0] - joint) < 1e-3
-
-        wait(lambda: reads(True, 0.0), 30)
-        ros1.ros().put(0, "target", [0.3] * 6 + [0.0])
-        wait(lambda: reads(True, 0.3))
-        assert abs(client.server_time() - client.next_reading("leaders", 1.0).stamp) < 0.2
-        assert ros1.ros().get(0, "group") == [], "nothing is commanded"
-        ros1.ros().kill_arms()
-        wait(lambda: reads(False, 0.3))

@@ -70,17 +70,6 @@ def test_round_trip(values):
     assert data == msgpack_numpy.packb(values), "what msgpack_numpy writes, and so what it writes is read"
 
 
-@pytest.mark.parametrize(
-    "array",
-    [np.arange(6, dtype=np.float32).reshape(2, 3).T, np.arange(6)[::2], np.zeros((0, 3)), np.array(2.5)],
-    ids=["transposed", "strided", "empty", "scalar"],
-)
-def test_layouts_that_are_not_plain_memory(array):
-    got = unpack(pack({"a": array}), LIMIT)["a"]
-    np.testing.assert_array_equal(got, array)
-    assert got.shape == array.shape
-
-
 def safe(value: Any) -> bool:
     """Whether a decoded value is of the plain types alone."""
     if isinstance(value, dict):
@@ -154,16 +143,14 @@ def number(**changes: Any) -> dict[bytes, Any]:
 @pytest.mark.parametrize(
     ("value", "named"),
     [
-        *((array(type=text), ("dtype", text)) for text in ("|O", "<f2", ">f4")),
-        (array(type=b"<f4"), ("dtype", "<f4")), (array(type=[["f", "|O"]]), ("dtype", "|O")),
-        (array(kind=b"O"), ("kind", "O")), (array(kind=b"V", type=[["f", "<f4"]]), ("kind", "V")),
-        *((array(**changes), ("fields",)) for changes in ({"kind": None}, {"nd": 1}, {"more": 1}, {"shape": None})),
+        *((array(type=text), ("dtype", text)) for text in ("|O", ">f4")), (array(type=b"<f4"), ("dtype", "<f4")),
+        (array(type=[["f", "|O"]]), ("dtype", "|O")), (array(kind=b"V", type=[["f", "<f4"]]), ("kind", "V")),
+        *((array(**changes), ("fields",)) for changes in ({"nd": 1}, {"more": 1}, {"shape": None})),
         *((array(shape=shape), ("shape", shape)) for shape in ([-1], [True], [1.0])),
         (array(shape=1), ("shape", codec.MAX_DIMS)), (array(shape=[1] * 9), ("shape", codec.MAX_DIMS)),
         (array(shape=[0, 2**39, 2**39]), ("shape", 2**39)), (array(data=b"12345"), ("float32", 4, 5)),
         (array(data="1234"), ("bytes", "str")), (array(type="|b1", data=b"\2"), ("bool", 0, 1)),
         (number(data=b"12345678"), ("float32", 4, 8)), (number(type="|O", data=b"12345678"), ("dtype", "|O")),
-        (number(type="|b1", data=b"\2"), ("bool", 0, 1)), (number(shape=[]), ("fields",)),
         ({b"complex": True, b"data": "1j"}, ("key", "complex")), ({"": 1}, ("key", "''")),
         (msgpack.ExtType(5, b""), ("ExtType",)),
     ],
@@ -215,22 +202,10 @@ def test_depth_is_limited_on_both_sides():
 @pytest.mark.parametrize(
     ("value", "named"),
     [
-        (np.zeros(2, np.float16), ("dtype", "float16")), (np.zeros(2, ">f4"), ("dtype", ">f4")),
-        (np.zeros(2, "f4,i4"), ("dtype", "float32")), (np.complex64(1), ("dtype", "complex64")),
-        (np.zeros((1,) * 9), ("shape", codec.MAX_DIMS)), (2**64, ("64 bits", 2**64)), (-(2**63) - 1, ("64 bits",)),
-        ("\ud800", ("UTF-8",)), (object(), ("object",)),
+        (np.zeros(2, np.float16), ("dtype", "float16")), (np.zeros((1,) * 9), ("shape", codec.MAX_DIMS)),
+        (2**64, ("64 bits", 2**64)), ("\ud800", ("UTF-8",)), (object(), ("object",)),
     ],
 )  # fmt: skip
 def test_what_cannot_be_sent_is_named(value, named):
     with pytest.raises(WireError, match=naming("command.q[0]", *named)):
         pack({"command": {"q": [value]}})
-
-
-@pytest.mark.parametrize("key", [1, b"a", "", None, "\ud800"])
-def test_keys_that_are_no_names_are_not_sent(key):
-    for message, path in [({key: 1}, "the message"), ({"a": {key: 1}}, "a")]:
-        with pytest.raises(WireError, match=naming(path)):
-            pack(message)
-    for no_map in (None, [1], np.zeros(3), "text"):
-        with pytest.raises(WireError, match=naming("map", type(no_map).__name__)):
-            pack(no_map)

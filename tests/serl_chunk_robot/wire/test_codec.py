@@ -69,25 +69,6 @@ def test_layouts_that_are_not_plain_memory(array):
     assert got.shape == np.shape(array)
 
 
-def test_large_contiguous_arrays_are_not_copied():
-    array = np.zeros(codec.INLINE_BYTES, np.float32)
-    frames = codec.encode("k", {}, {"a": array})
-    array[3] = 7
-    got = codec.decode(frames, LIMITS).arrays["a"]
-    assert got[3] == 7
-    assert np.shares_memory(got, array)
-
-
-def test_a_header_does_not_grow_without_bound():
-    """Many small arrays: those beyond half a header's limit are frames."""
-    values = {str(i): np.full(codec.INLINE_BYTES, i % 256, np.uint8) for i in range(300)}
-    frames = frames_of("k", {}, values)
-    assert len(frames[0]) < codec.MAX_HEADER_BYTES
-    assert len(frames) > 100
-    got = codec.decode(frames, Limits(1 << 22, 400)).arrays
-    assert all(np.array_equal(got[path], value) for path, value in values.items())
-
-
 def forged(table, *data, header=None):
     return [msgpack.packb(["k", header or {}, table]), *data]
 
