@@ -134,6 +134,11 @@ TABLES = {
         [{"run": f"fake_aloha {name}, 10 demonstrations"} for name in _TRIALS.split()],
         {"file": "going_online_trials", "seeds": (31, 32, 33)},
     ),
+    "nobody-helps": Table(
+        [(show.arms, _at(n)) for n in (0, 2_000, 4_000, 6_000)],
+        [{"run": f"fake_aloha {name}, 3 demonstrations"} for name in ("nobody", "nobody_one")],
+        {"file": "nobody_helps", "seeds": (51, 52)},
+    ),
     "imitation": Table(
         [(show.plain_percent, _at(n)) for n in (0, 500, 1_000)],
         _seed,

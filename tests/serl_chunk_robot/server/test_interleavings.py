@@ -43,10 +43,10 @@ def test_no_interleaving_leads_beyond_a_limit_in_ten_times_as_many(seed: int):
 
 @pytest.mark.timeout(1200)  # by default it ends in a call of the driver, and counts as the driver's fault
 def test_no_interleaving_over_sockets_leads_beyond_a_limit():
-    """10^4 steps: a message each, with passes after it; among all else, nothing moves from a hold or clear to a go."""
-    life = interleave_sockets(0, 10_000)
-    assert life.replies > 6000
-    assert life.refusals > 1000
+    """4,000 steps: a message each, with passes after it; among all else, nothing moves from a hold or clear to a go."""
+    life = interleave_sockets(0, 4_000)
+    assert life.replies > 2400
+    assert life.refusals > 400
     assert set(life.states) == {"STOPPED", "HELD", "HOLD", "RUN", "MOVE", "BRAKE"}
     assert set(life.counts) >= {"reconnect", "killed", "second_actor", "of_another", "garbage", "stranger", "command",
                                 "go", "take", "go_for_another", "hold", "clear"}  # fmt: skip
