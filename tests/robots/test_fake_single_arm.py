@@ -31,22 +31,6 @@ def repeat(env, action, ticks):
     return result
 
 
-def test_velocities_move_and_turn_the_hand_within_its_workspace(env):
-    start_at(env, (0.5, 0.0, 0.2))
-    env.step(np.array([1, -0.5, 0.5, 0, 0, 0, 0]))
-    np.testing.assert_allclose(env.position, (0.53, -0.015, 0.215))
-    env.step(np.array([0, 0, 0, 0, 0, 1, -1]))
-    assert (env.hand_yaw, env.opening) == (pytest.approx(0.15), pytest.approx(0.6))
-    before = env.step(np.zeros(7))[0]["state"]
-    np.testing.assert_array_equal(env.step(np.zeros(7))[0]["state"], before)
-    repeat(env, np.array([1, 1, 1, 1, 0, 0, 0]), 60)
-    np.testing.assert_allclose(env.position, task.WORKSPACE_HIGH)
-    assert np.arccos(-env.rotation[2, 2]) <= task.MAX_TILT + 1e-9
-    for action in np.random.default_rng(0).uniform(-1, 1, (80, 7)):
-        env.step(action)
-    np.testing.assert_allclose(env.rotation @ env.rotation.T, np.eye(3), atol=1e-9)
-
-
 @pytest.mark.parametrize(
     ("beside", "yaw", "held"),
     [(0.019, 0.0, True), (0.021, 0.0, False), (0.0, 0.39, True), (0.0, 0.41, False), (0.0, np.pi - 0.1, True)],

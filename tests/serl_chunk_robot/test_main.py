@@ -22,6 +22,7 @@ from robot_world import Way
 from serl_chunk_robot.client.client import Keys, RobotClient, RobotError
 from serl_chunk_robot.commands import requests
 from serl_chunk_robot.drivers.base import SUPPORTED
+from serl_chunk_robot.errors import ConfigError
 from serl_chunk_robot.main import main
 from serl_chunk_robot.server.admission import read_allowed
 
@@ -216,6 +217,11 @@ def test_keys_are_made_and_admit_who_has_them(tmp_path, capsys):
         assert stat.S_IMODE(path.stat().st_mode) == mode
     desk, actor = (Keys.of_file(tmp_path / name) for name in ("desk.json", "stick.json"))
     assert read_allowed(folder) == {desk.pair.public: ("desk", "operator"), actor.pair.public: ("actor", "any")}
+    assert desk.pair.secret not in repr(desk)
+    folder.chmod(0o770)
+    with pytest.raises(ConfigError, match=f"chmod 700 {folder}"):
+        read_allowed(folder)
+    folder.chmod(0o700)
     assert main(["keys", str(folder), "--revoke", "desk"]) == 0
     with served(keys=folder) as robot:
         assert run(robot, "status", "--keys", str(tmp_path / "stick.json")) == 0

@@ -26,6 +26,7 @@ SPEC = RobotSpec(
     "arms", 1 / TICK, J, tuple(LOW), tuple(HIGH), tuple(range(J)), GRIPPERS, (), 500, ((0, 7), (7, 14))
 )  # fmt: skip
 
+PATIENCE = 0.8  # s in place of RENEWED: machines that run tests may stand still for longer than robot PCs may
 LEADER = '''
 import time
 from pathlib import Path
@@ -95,27 +96,31 @@ def robot_file(folder: Path, more: str = "", port: int = 0) -> Path:
     return path
 
 
-class Served:
-    """A served robot and a simulated leader of its right arm in a process, as an actor has them."""
+class LedRobot:
+    """A served robot that is cleared, and a simulated leader of its right arm in a process."""
 
-    def __init__(self, stack: contextlib.ExitStack, folder, more: str = "") -> None:
+    def __init__(self, stack: contextlib.ExitStack, folder: Path, more: str = "") -> None:
         file = load(robot_file(folder, more))
-        stack.enter_context(
-            patch("serl_chunk_robot.server.leader_permissions.RENEWED", 0.8)
-        )  # for machines that run tests
-        stack.enter_context(patch("serl_chunk_robot.devices.polling.SILENT", 1.0))  # of readings at the actor
-        self.state = folder / "state"
+        stack.enter_context(patch("serl_chunk_robot.server.leader_permissions.RENEWED", PATIENCE))
+        self.state, listed = folder / "state", tuple((d.name, d.port, d.arm) for d in file.devices)
         drives = stack.enter_context(contextlib.closing(Drives(["right"], file.profiles[CAUTIOUS].limits)))
-        listed = tuple((d.name, d.port, d.arm) for d in file.devices)
         self.robot = stack.enter_context(served(port=file.port, devices=listed, drives=drives))
-        run = self.robot.server.run_id
-        stack.enter_context(Processes(device_children(file.devices, HERE, None, run, drives.descriptors())))
+        children = device_children(file.devices, HERE, None, self.robot.server.run_id, drives.descriptors())
+        self.processes = stack.enter_context(Processes(children))
         self.operator = self.robot.ready()
-        self.config = FakeAlohaConfig(server=f"{HERE}:{file.port}")
-        self.env = stack.enter_context(contextlib.closing(ServedRobot(self.config, SPEC)))
 
     def torque(self) -> bool:
-        return self.state.read_text().startswith("1")
+        return self.state.exists() and self.state.read_text().startswith("1")
+
+
+class Served(LedRobot):
+    """One as an actor has it."""
+
+    def __init__(self, stack: contextlib.ExitStack, folder: Path, more: str = "") -> None:
+        super().__init__(stack, folder, more)
+        stack.enter_context(patch("serl_chunk_robot.devices.polling.SILENT", 1.0))  # of readings at the actor
+        self.config = FakeAlohaConfig(server=f"{HERE}:{self.robot.port}")
+        self.env = stack.enter_context(contextlib.closing(ServedRobot(self.config, SPEC)))
 
 
 def human_of(stack, cell, config=None, env=None, **device):

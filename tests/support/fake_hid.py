@@ -27,7 +27,6 @@ QUEUE = 63  # reports of one handle: hidraw's ring of 64 keeps a place free, and
 RATE = 125  # Hz, at which a deflected mouse reports
 COMPACT = (0x256F, 0xC635)  # vendor and product of a mouse with two buttons and reports of 7 bytes
 PRO_WIRELESS = (0x256F, 0xC632)  # 15 buttons, all six axes in one report of 13 bytes
-NO_BUTTONS = (0x256F, 0xC641)
 
 
 def translation(x: int = 0, y: int = 0, z: int = 0) -> bytes:

@@ -9,11 +9,12 @@ import re
 import threading
 import time
 
+import driven_leader
 import numpy as np
 import pytest
 from actor_helpers import ListSink, make_config
 from robot_cameras import PublishedCamera
-from robot_limits import GRIPPERS, HIGH, HOME, LOW, J
+from robot_limits import GRIPPERS, HOME, J
 from robot_served import HERE, Served, free_port, served, wait
 from robot_world import TICK
 
@@ -25,14 +26,11 @@ from serl_chunk.replay.replay import Replay
 from serl_chunk.robots.served import cameras
 from serl_chunk.robots.served.cameras import ServedPictures
 from serl_chunk.robots.served.robot import HELD_S, ServedRobot
-from serl_chunk.types import IMAGE_PREFIX, Begin, CameraSpec, ConfigError, RobotSpec, Source, StepBlock
+from serl_chunk.types import IMAGE_PREFIX, Begin, CameraSpec, ConfigError, Source, StepBlock
 from serl_chunk_robot.client.client import RobotError
 
 TOP = IMAGE_PREFIX + "top"
-SPEC = RobotSpec(
-    "arms", 1 / TICK, J, tuple(LOW), tuple(HIGH), tuple(range(J)), GRIPPERS,
-    (CameraSpec("top", 12, 16), CameraSpec("left", 12, 16)), 500, ((0, 7), (7, 14)),
-)  # fmt: skip
+SPEC = dataclasses.replace(driven_leader.SPEC, cameras=(CameraSpec("top", 12, 16), CameraSpec("left", 12, 16)))
 
 
 class Cell:

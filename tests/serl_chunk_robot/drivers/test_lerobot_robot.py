@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import real_lerobot
 import sts3215
-from driver_rigs import LeRobotRig, lerobot_arms
 from lerobot_stand_in import JOINTS, START, Port, installed
 
 from serl_chunk_robot.drivers.base import DriverError
@@ -24,13 +23,6 @@ from serl_chunk_robot.drivers.lerobot_robot import LATE, LeRobotArms
 
 PORT = "/dev/ttyACM0"
 LIMITS: dict[str, Any] = {"low": -1.6, "high": 1.6, "velocity": 4.0}
-
-
-@pytest.fixture
-def rig() -> Iterator[LeRobotRig]:
-    with lerobot_arms() as rig:
-        assert isinstance(rig, LeRobotRig)
-        yield rig
 
 
 @pytest.fixture

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import driver_rigs
 import pytest
-from udp_arm import POSE, StandIn
+from udp_arm import POSE
 
 from serl_chunk_robot.drivers import sample
 from serl_chunk_robot.drivers.base import DriverError, Reading
@@ -19,41 +19,24 @@ FILE = Path(sample.__file__)
 
 
 @pytest.fixture
-def arm() -> Iterator[StandIn]:
-    arm = StandIn()
-    yield arm
-    arm.socket.close()
+def rig() -> Iterator[driver_rigs.SampleRig]:
+    with driver_rigs.sample() as rig:
+        assert isinstance(rig, driver_rigs.SampleRig)
+        yield rig
+        rig.driver.close()
 
 
 @pytest.fixture
-def driver(arm) -> Iterator[UdpArm]:
+def driver(rig) -> UdpArm:
     """A driver that is connected."""
-    driver = UdpArm(port=arm.port)
-    connect(driver, arm)
-    yield driver
-    driver.close()
+    rig.connect()
+    rig.arm.socket.settimeout(5)
+    return rig.driver
 
 
-class Clock:
-    """A clock that tests set."""
-
-    now = 50.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def connect(driver: UdpArm, arm: StandIn, clock: Callable[[], float] | None = None) -> None:
-    """Connect to a stand-in that answers in a thread of its own."""
-
-    def answer() -> None:
-        arm.take()
-        arm.send()
-
-    answering = threading.Thread(target=answer)
-    answering.start()
-    driver.connect(clock or Clock())
-    answering.join(5)
+@pytest.fixture
+def arm(rig):
+    return rig.arm
 
 
 def newest(driver: UdpArm, when: Callable[[Reading], bool] = lambda reading: True) -> Reading:
@@ -65,16 +48,15 @@ def newest(driver: UdpArm, when: Callable[[Reading], bool] = lambda reading: Tru
     return reading
 
 
-def test_a_file_of_less_than_100_lines_next_to_the_robots_makes_it(tmp_path, arm):
+def test_a_file_of_less_than_100_lines_next_to_the_robots_makes_it(tmp_path, rig):
     assert len(FILE.read_text().splitlines()) < 100
     (tmp_path / "arm.py").write_text(FILE.read_text())
     path = tmp_path / "robot.toml"
-    path.write_text(f'name = "cell"\n[driver]\nname = "arm.py:UdpArm"\nport = {arm.port}\n')
+    path.write_text(f'name = "cell"\n[driver]\nname = "arm.py:UdpArm"\nport = {rig.arm.port}\n')
     file = load(path)
-    driver = load_driver(file)
-    connect(driver, arm)
-    checked(file, driver.spec(), driver.read().q)
-    driver.close()
+    rig.driver = load_driver(file)
+    rig.connect()
+    checked(file, rig.driver.spec(), rig.driver.read().q)
 
 
 def test_a_stop_is_answered_by_its_own_number(arm, driver):
@@ -107,4 +89,4 @@ def test_an_arm_that_is_gone_is_an_error(arm, driver):
     with pytest.raises(DriverError, match="gone"):
         newest(driver, lambda reading: False)
     with pytest.raises(DriverError, match=str(arm.port)):
-        UdpArm(port=arm.port).connect(Clock())
+        UdpArm(port=arm.port).connect(time.monotonic)

@@ -15,8 +15,7 @@ from serl_chunk_robot.control.motions import Reset, park
 from serl_chunk_robot.drivers.base import DriverSpec
 from serl_chunk_robot.drivers.fake import FakeArms, viperx_arms
 from serl_chunk_robot.errors import ConfigError
-from serl_chunk_robot.robot_file.camera_views import View
-from serl_chunk_robot.robot_file.config import RobotFile, checked, load, load_camera, load_driver
+from serl_chunk_robot.robot_file.config import RobotFile, checked, load, load_driver
 from serl_chunk_robot.robot_file.ranges import PROFILE as PROFILE_RANGES
 from serl_chunk_robot.robot_file.ranges import RANGES
 from serl_chunk_robot.safety.gate import Gate
@@ -209,21 +208,6 @@ def test_a_whole_file(tmp_path):
     assert np.isnan(second.joints[:7]).all()
     np.testing.assert_array_equal(second.joints[7:], HOME[7:])
     np.testing.assert_array_equal(second.random, [0.0] * 7 + [0.1] * 6 + [0.0])
-
-
-def test_cameras_have_a_port_each_behind_the_robots(tmp_path):
-    top, wrist = of(tmp_path, SHORT + CAMERAS).cameras
-    assert (top.name, top.spec.height, top.spec.width, top.port) == ("top", 480, 640, 5602)
-    assert (wrist.name, wrist.spec.height, wrist.spec.width, wrist.port) == ("wrist", 60, 80, 5603)
-    assert wrist.source.options == {"height": 60, "width": 80}
-    assert load_camera(wrist.source).spec() == wrist.spec
-    assert of(tmp_path, SHORT).cameras == ()
-    top, wrist, gripper = of(tmp_path, SHORT + VIEWS).cameras
-    assert (gripper.source, gripper.of, wrist.of) == (wrist.source, "wrist", "")
-    assert [c.port for c in (top, wrist, gripper)] == [top.port, top.port + 1, top.port + 2]
-    assert (gripper.spec.height, gripper.spec.width, wrist.spec.height) == (16, 16, 60)
-    assert gripper.view.crop == (10, 20, 40, 30)
-    assert wrist.view == View()
 
 
 def test_the_documented_file_is_valid(tmp_path):

@@ -186,21 +186,6 @@ def test_no_goal_leads_further_outside_the_workspace(space: Workspace, data: st.
                 assert outside(way.position, space) <= most + 1e-9
 
 
-def test_arms_that_meet_keep_their_distance():
-    with pytest.raises(ValueError, match="kinematics"):
-        Gate(limits(workspace=SPACE), DT)
-    space = Workspace(np.full(3, -2.0), np.full(3, 2.0), between_arms=0.1, radius=0.05)
-    gate, at = Gate(limits(workspace=space), DT, viperx()), SetPoint.standing(HOME)
-    reach = HOME + np.tile([0, 1.1, -0.9, 0, 0, 0, 0], 2)
-    gaps = []
-    for _ in range(600):
-        at = keeps(gate, at, reach, at.position, LOW, HIGH).set_point
-        left, right = viperx()(at.position[None])[:, 0]
-        gaps.append(np.linalg.norm(left[:, None] - right, axis=-1).min())
-    assert min(gaps) >= 0.2 - 1e-9
-    assert gaps[-1] < 0.21
-
-
 def command(**fields: object) -> Command:
     return Command(**{"target": HOME.copy(), "number": 1, "generation": 3, "age": 0.0} | fields)  # type: ignore[arg-type]
 

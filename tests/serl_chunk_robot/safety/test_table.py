@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from properties import examples
@@ -83,23 +82,6 @@ def test_every_state_and_event_has_at_most_one_row():
     assert set(EVENTS) == set(RULES) | {"standing"}
     assert set(STOPS) == set(LATCHING)
     assert all(BY_EVENT[state, event].drops for state in STATES for event in STOPS), "stops are there in every state"
-
-
-@pytest.mark.parametrize("event", STOPS)
-@pytest.mark.parametrize(
-    "before",
-    [(), ("clear",), ("clear", "go"), ("clear", "go", "arm"), ("clear", "park"), ("clear", "go", "arm", "lapse")],
-)
-def test_a_stop_needs_nothing_but_standing_still(before: tuple[str, ...], event: str):
-    machine = Machine()
-    for earlier in before:
-        assert machine.apply(earlier, BY_EVENT[machine.state, earlier].who).row
-    generation = machine.generation
-    assert machine.apply(event, by="K", detail="D").row
-    if machine.state == "BRAKE":
-        machine.apply("standing")
-    assert machine.state == "STOPPED"
-    assert machine.generation > generation
 
 
 def test_only_an_operator_leaves_stopped():

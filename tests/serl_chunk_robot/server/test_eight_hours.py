@@ -78,10 +78,8 @@ class Shift:
 
     def ended(self) -> None:
         """End an episode in one of the ways that there are."""
-        world, how = (
-            self.world,
-            self.rng.choice(["release", "release", "lapse", "stop", "hold", "fault", "-pi", "lost"]),
-        )
+        world, ways = self.world, ["release", "release", "lapse", "stop", "hold", "fault", "-pi", "lost"]
+        how = self.rng.choice(ways)
         if how in ("release", "hold", "lost"):
             world.ask(how, {"release": "controller", "hold": "operator", "lost": "server"}[how])
             world.until("HOLD" if how == "release" else "HELD")

@@ -57,20 +57,6 @@ def robot_file(folder: Path, *tables: str, more: str = "") -> Path:
     return path
 
 
-PEDAL = 'name = "foot"\ndriver = "pedal"\ndevice = "FootSwitch"\npedals = { left = "space", middle = "enter" }'
-
-
-def test_tables_are_read_and_their_ports_follow_those_of_cameras(tmp_path):
-    camera = '[[camera]]\nname = "top"\ndriver = "fake"\n'
-    file = load(robot_file(tmp_path, 'name = "left"\ndriver = "spacemouse"\npath = "/dev/left"\narm = 1',
-                           'name = "leaders"\ndriver = "leader_ros1"\narms = ["l", "r"]', PEDAL,
-                           more=camera))  # fmt: skip
-    assert [(d.name, d.port - file.port, d.arm) for d in file.devices] == [("left", 3, 1), ("leaders", 4, -1),
-                                                                           ("foot", 5, -1)]  # fmt: skip
-    assert file.devices[1].source.options == {"arms": ["l", "r"]}
-    assert file.devices[2].source.options == {"device": "FootSwitch", "pedals": {"left": "space", "middle": "enter"}}
-
-
 MOUSE = 'name = "a"\ndriver = "spacemouse"'
 
 

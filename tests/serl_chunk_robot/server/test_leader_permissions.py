@@ -9,39 +9,23 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import pytest
-from driven_leader import robot_file
-from robot_served import HERE, Reading, drive, served, until, wait
+from driven_leader import PATIENCE, LedRobot, robot_file
+from robot_served import HERE, Reading, drive, until, wait
 
 from serl_chunk_robot.client.client import RobotError
 from serl_chunk_robot.devices.leader_motion import LeaderDrive
-from serl_chunk_robot.robot_file.config import load
-from serl_chunk_robot.robot_file.profiles import CAUTIOUS
 from serl_chunk_robot.server.leader_permissions import OF_LIMITS, RENEWED, Drives, take_permits
-from serl_chunk_robot.server.processes import Processes
-from serl_chunk_robot.server.streams import device_children
 from serl_chunk_robot.wire import arrays
 
-PATIENCE = 0.8  # s in place of RENEWED: machines that run tests may stand still for longer than robot PCs may
 
-
-class Cell:
-    """A served robot in HOLD, whose actor has the lease, and a leader of its right arm in a process."""
+class Cell(LedRobot):
+    """A robot in HOLD, whose actor has the lease."""
 
     def __init__(self, stack: contextlib.ExitStack, folder: Path, more: str = "") -> None:
-        file = load(robot_file(folder, more))
-        stack.enter_context(patch("serl_chunk_robot.server.leader_permissions.RENEWED", PATIENCE))
-        self.state, self.folder = folder / "state", folder
-        self.drives = stack.enter_context(contextlib.closing(Drives(["right"], file.profiles[CAUTIOUS].limits)))
-        listed = tuple((d.name, d.port, d.arm) for d in file.devices)
-        self.robot = stack.enter_context(served(port=file.port, devices=listed, drives=self.drives))
-        run = self.robot.server.run_id
-        processes = Processes(device_children(file.devices, HERE, None, run, self.drives.descriptors()))
-        self.processes = stack.enter_context(processes)
-        self.operator = self.robot.ready()
+        super().__init__(stack, folder, more)
         self.actor = self.robot.client()
         self.actor.hello()
         self.number = 1
@@ -58,9 +42,6 @@ class Cell:
 
     def request(self, **first: int):
         self.actor.request("drive", number=self.number, first=first or {"right": 7})
-
-    def torque(self) -> bool:
-        return self.state.exists() and self.state.read_text().startswith("1")
 
     def goes(self, *phases: str, seconds: float = 20.0) -> str:
         """Request the drive until it comes to a phase; another one where the server was late, as on a busy machine."""

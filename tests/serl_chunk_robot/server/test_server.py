@@ -155,14 +155,14 @@ def test_a_motion_that_cannot_be_is_refused_and_none_begins(robot):
 
     operator = robot.operator()
     with pytest.raises(RobotError, match=naming("jog", "STOPPED", "serl-chunk robot clear")):
-        operator.request("jog", generation=operator.next_state()["generation"])
+        operator.request("jog")
     operator = robot.ready()
     while operator.next_state()["state"] != "HOLD":
         pass
     for motions, named in ((unreached, "reset.step[0]"), (lambda event, given, *_: given["joint"], "'joint'")):
         robot.server._motions = motions
         with pytest.raises(RobotError, match=naming(named)):
-            operator.request("reset", generation=operator.next_state()["generation"])
+            operator.request("reset")
     assert operator.next_state()["state"] == "HOLD"
 
 
