@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import math
-
 import gymnasium
 import numpy as np
 import pytest
@@ -45,19 +42,6 @@ def test_a_users_environment_has_its_kinematics_also_behind_a_server(server):
 def poses(count: int) -> np.ndarray:
     low, high = np.array([*fake.JOINT_LOW, 0.0] * 2), np.array([*fake.JOINT_HIGH, 1.0] * 2)
     return np.random.default_rng(0).uniform(low, high, (count, 14))
-
-
-@pytest.mark.parametrize("arm", SIDES)
-def test_the_fake_arms_are_a_chain_of_links(arm):
-    for pose in poses(20):
-        frame, _ = fake_aloha_arms().tip(arm, pose)
-        at = fake.forward(arm, pose[7 * arm : 7 * arm + 6])
-        np.testing.assert_allclose(frame[:3], np.stack([at.forward, at.left, at.up, at.grip], axis=1), atol=1e-9)
-        np.testing.assert_allclose(fake.grip_point(arm, pose, 7 * arm), at.grip, atol=1e-12)
-        assert at.shoulder == (fake.BASE_X[arm], 0.0, fake.SHOULDER_Z)
-        lengths = [math.dist(*pair) for pair in itertools.pairwise(at[:4])]
-        assert lengths == pytest.approx([math.hypot(fake.UPPER_X, fake.UPPER_Z), fake.FOREARM, fake.HAND])
-        np.testing.assert_allclose(np.array(at.grip) - at.wrist, fake.HAND * np.array(at.forward), atol=1e-12)
 
 
 @pytest.mark.parametrize("arm", SIDES)

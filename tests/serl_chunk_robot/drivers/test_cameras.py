@@ -101,36 +101,6 @@ def test_views_of_one_device_come_from_one_process_at_the_same_moments(tmp_path)
     assert np.abs(small.image - means).max() <= 0.5
 
 
-class Ended:
-    """A process that ended."""
-
-    stdin, returncode = None, 1
-
-    def poll(self):
-        return self.returncode
-
-
-def test_the_pauses_double_up_to_ten_seconds_and_begin_anew_after_a_good_run(tmp_path, monkeypatch):
-    now, started = [100.0], []
-    monkeypatch.setattr("serl_chunk_robot.server.processes.monotonic", lambda: now[0])
-    file = load(robot_file(tmp_path, 'driver = "fake"'))
-    process = Processes(camera_children(file.cameras, HERE, None, "run"))._processes[0]
-    monkeypatch.setattr(process, "start", lambda: started.append(now[0]))
-
-    def pause(ran: float) -> float:
-        """Seconds until the next one is started, after one that ran for so long."""
-        process.process, process.pipe, process._began = Ended(), os.open(os.devnull, os.O_RDONLY), now[0] - ran
-        started.clear()
-        begun = now[0]
-        while not started:
-            process.attend()
-            now[0] += 0.5
-        return started[0] - begun
-
-    assert [pause(2.0) for _ in range(6)] == [1, 2, 4, 8, 10, 10]
-    assert [pause(11.0), pause(2.0)] == [1, 2]
-
-
 SERVE = "import sys; from serl_chunk_robot.main import main; sys.exit(main(['serve', sys.argv[1]]))"
 
 
