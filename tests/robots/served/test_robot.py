@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import re
 import threading
 import time
 
@@ -14,7 +15,7 @@ import pytest
 import robot_served
 from actor_helpers import make_config
 from driven_leader import SPEC
-from robot_limits import GRIPPERS, HIGH, HOME, J
+from robot_limits import GRIPPERS, HIGH, HOME, LOW, J
 from robot_served import HERE, until, wait
 from robot_world import TICK
 
@@ -157,6 +158,73 @@ def test_what_an_episode_was_moved_under_is_recorded_without_very_many_draws(ser
     state = {"profile": "fast", "digest": "3.2"}
     many = {f"reset.step[{k}]": np.full(J, 0.123456) for k in range(300)}
     assert json.loads(_conditions(state, many)) == state
+
+
+@pytest.fixture
+def guarded():
+    """A served robot whose controller needs an operator's go."""
+    with robot_served.served(needs_go=True) as robot:
+        yield robot
+
+
+def changes(robot, seconds=0.6):
+    """Whether a set point changes within some seconds, after the braking."""
+    until(robot.client("eyes", "any"), "HELD")
+    before = len(robot.arms.sent)
+    time.sleep(seconds)
+    return len({tuple(target) for target in robot.arms.sent[before:]}) > 1
+
+
+class Session:
+    """Episodes of a ServedRobot on a thread, whose ticks never stand still, and what its server got."""
+
+    def __init__(self, env) -> None:
+        self.over, self.env = threading.Event(), env
+        self.env.stop = lambda: "the test" if self.over.is_set() else None
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        while not self.over.is_set():
+            self.env.reset(seed=1)
+            for k in range(10_000):
+                target = self.env.seen().target + 0.01 * JOINTS * (-1) ** (k // 40)
+                if self.env.step(np.clip(target, LOW, HIGH).astype(np.float32))[3] or self.over.is_set():
+                    break
+
+    def end(self) -> None:
+        self.over.set()
+        self.thread.join(10)
+        self.env.close()
+
+
+@pytest.mark.parametrize(("at", "ops"), [("MOVE", ["hold"]), ("RUN", ["stop", "clear"])])
+def test_nothing_moves_between_an_operators_hold_or_clear_and_a_go(guarded, monkeypatch, caplog, at, ops):
+    lasts = [at == "MOVE"]
+    motion = guarded.server._motions
+    monkeypatch.setattr(
+        guarded.server, "_motions",
+        lambda event, arguments, start, limits: motion(event, {"lasts": lasts[0], "by": 0.4 * lasts[0]}, start, limits),
+    )  # fmt: skip
+    operator, session = guarded.ready(), Session(ServedRobot(config_of(guarded), SPEC, name="actor"))
+    try:
+        wait(lambda: operator.next_state()["controller"])
+        assert not changes(guarded), "cleared, without a go"
+        operator.request("go")
+        until(operator, "RUN" if at == "HOLD" else at)
+        for op in ops:
+            operator.request(op)
+            if op == "stop":
+                until(operator, "STOPPED")
+        lasts[0] = False
+        assert not changes(guarded), f"{ops}, without a go"
+        remedy = r"held by operator for \d+ s\)\. Look at the cell, then run: serl-chunk robot go"
+        assert re.search(remedy, caplog.text)
+        operator.request("go")
+        until(operator, "RUN")
+    finally:
+        session.end()
+    assert until(operator, "HELD")["held"]["by"] == "the server", "a session that ended is a controller that is gone"
 
 
 class Stand:
