@@ -298,6 +298,7 @@ def main() -> None:
     p.add_argument("--seed", type=int, default=16)
     p.add_argument("--count", type=int, default=300)
     p.add_argument("--root", type=Path, default=Path(__file__).parents[1], help="the checkout")
+    p.add_argument("--room", default="", help="of run: rooms whose names begin so")
     p.add_argument("--list", type=Path, default=Path(__file__).parent / "mutants.json", help="the mutants")
     p.add_argument("--json", type=Path, default=Path("mutants_run.json"), help="results of run")
     p.add_argument(
