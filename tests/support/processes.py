@@ -69,8 +69,9 @@ class Process:
 
     def _start(self, file: IO[bytes], environment: Mapping[str, str], cwd: Path | None) -> subprocess.Popen[bytes]:
         # A group of its own: a Ctrl-C in the terminal of the tests is not meant for it.
+        env = {**environment, **{k: v for k, v in os.environ.items() if k.startswith("JAX_NUMPY_")}}  # of this test
         return subprocess.Popen(
-            self.command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=dict(environment),
+            self.command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=env,
             start_new_session=True, cwd=cwd,
         )  # fmt: skip
 

@@ -16,7 +16,7 @@ from serl_chunk.robots.registry import robot_spec
 from serl_chunk.runs.episodes import RunSource
 from serl_chunk.runs.metrics import read_metrics
 
-LEARNER = {"learner__max_steps": 100_000, "learner__warmup_episodes": 1, "transport__heartbeat": 0.3}
+LEARNER = {"learner__max_steps": 100_000, "learner__warmup_episodes": 1}
 
 
 def recording(c: Cluster, out: Path, n: int, cwd: Path) -> Process:
