@@ -89,5 +89,5 @@ def test_micro_batches_add_up_to_the_whole_batch(name, double, parts):
             out.append((after.replace(rng=()), metrics))
         if double:
             assert all(x.dtype == jnp.float64 for x in jax.tree.leaves((out[0][0].policy, out[0][0].critic)))
-    for other in out[1:]:
-        assert_close(other, out[0], 1e-12 if double else 1e-5)
+    for other in out[1:]:  # rounding may turn a sign, and Adam first steps by the sign
+        assert_close(other, out[0], 1e-12 if double else 1e-4)
