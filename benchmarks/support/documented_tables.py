@@ -139,6 +139,11 @@ TABLES = {
         [{"run": f"fake_aloha {name}, 3 demonstrations"} for name in ("nobody", "nobody_one")],
         {"file": "nobody_helps", "seeds": (51, 52)},
     ),
+    "hg-dagger": Table(
+        [*((show.plain_percent, _at(n)) for n in range(0, 14_000, 2_000)), (_human_ticks, _LAST)],
+        _seed,
+        {"file": "hg_dagger", "run": "hg-dagger"},
+    ),
     "imitation": Table(
         [(show.plain_percent, _at(n)) for n in (0, 500, 1_000)],
         _seed,
