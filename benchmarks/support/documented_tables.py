@@ -134,10 +134,10 @@ TABLES = {
         [{"run": f"fake_aloha {name}, 10 demonstrations"} for name in _TRIALS.split()],
         {"file": "going_online_trials", "seeds": (31, 32, 33)},
     ),
-    "nobody-helps": Table(
+    "no-human": Table(
         [(show.arms, _at(n)) for n in (0, 2_000, 4_000, 6_000)],
-        [{"run": f"fake_aloha {name}, 3 demonstrations"} for name in ("nobody", "nobody_one")],
-        {"file": "nobody_helps", "seeds": (51, 52)},
+        [{"run": f"fake_aloha {name}, 3 demonstrations"} for name in ("no_human", "no_human_one_candidate")],
+        {"file": "no_human", "seeds": (51, 52)},
     ),
     "hg-dagger": Table(
         [*((show.plain_percent, _at(n)) for n in range(0, 14_000, 2_000)), (_human_ticks, _LAST)],

@@ -81,6 +81,11 @@ BAD: dict[str, tuple[str, ...]] = {
     "rollback T/kept --to three": ("--to", "three"),
     "record --out T/out": ("--exp_name", "fake_aloha", ".py"),
     "serve FAKE": ("--checkpoint_path", "--ip"),
+    "config fake_aloha nothing": ("nothing", "agent.flow", "robot"),
+    "doctor --timeout 1": ("unknown argument '--timeout'", "--help_all"),
+    "robot dry T/five": ("serl-chunk: robot.toml: no TOML file",),
+    "FAKE --actor --config.actor.intervention=telepathy":
+        ("--config.actor.intervention", "telepathy", "spacemouse"),
     "config fake_aloha agent.crtic": ("agent.crtic", "Did you mean agent.critic?"),
     # flags that exclude or need one another
     "FAKE --local --learner": ("--local", "--learner"),
@@ -270,6 +275,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_episode(folder / "five" / f"episode_{k}.hdf5", coded(k, 4).episode(), SPEC)
     shutil.copytree(folder / "five", folder / "badly_labelled")
     (folder / "badly_labelled" / "labels.json").write_text("{")
+    (folder / "robot.toml").write_text("x = [1")
     assert run_record(load("fake_aloha", []), 2, str(folder / "demos"), policy="scripted", noise=None, cameras=()) == 0
     with Run(folder / "journal").opened() as run:
         run.feed([coded(0, 8, "success")])

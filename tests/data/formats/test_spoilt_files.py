@@ -1,4 +1,4 @@
-"""Files of every format that somebody spoilt: each is refused with its path and the place and value at fault."""
+"""Damaged files of every format: each is refused with its path, the place and the value at fault."""
 
 from __future__ import annotations
 
