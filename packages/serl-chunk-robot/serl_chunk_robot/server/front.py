@@ -461,5 +461,5 @@ def main() -> None:
     run_child(work, str)
 
 
-if __name__ == "__main__":
-    main()
+if __name__ == "__main__":  # by its name, so that this process has one class Front
+    importlib.import_module("serl_chunk_robot.server.front").main()
