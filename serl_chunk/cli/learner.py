@@ -40,7 +40,7 @@ STOPPED = "the learner was stopped"  # the reason that actors receive
 
 def make_learner(
     config: ExperimentConfig, options: RunOptions, run: RunFolder, spec: RobotSpec, *, publish: Publish, threaded: bool,
-    stopping: Callable[[], bool] = lambda: False,
+    stopping: Callable[[], bool] = lambda: False, agent: Agent | None = None,
 ) -> Learner:  # fmt: skip
     """Build the learner of a run with its own evaluations, which end once it is `stopping`; see `build_learner`."""
     check_simulator(config)
@@ -48,7 +48,9 @@ def make_learner(
     def evaluation(agent: Agent) -> OwnEvaluation:
         return OwnEvaluation(config, agent, stopping)
 
-    return build_learner(config, options, run, spec, publish=publish, threaded=threaded, evaluation=evaluation)
+    return build_learner(
+        config, options, run, spec, publish=publish, threaded=threaded, evaluation=evaluation, agent=agent
+    )
 
 
 def prepare(config: ExperimentConfig, options: RunOptions) -> RobotSpec:
@@ -93,7 +95,9 @@ def run_learner(
         if server_keys is not None:
             invite_first(server_keys, bind, port)
         publish = service.server.publish
-        learner = make_learner(config, options, run, spec, publish=publish, threaded=True, stopping=stop.is_set)
+        learner = make_learner(
+            config, options, run, spec, publish=publish, threaded=True, stopping=stop.is_set, agent=agent
+        )
         stack.callback(learner.metrics.close)
         stack.callback(learner.close)
         service.attach(learner)

@@ -44,13 +44,15 @@ def build_learner(
     publish: Publish,
     threaded: bool,
     evaluation: Callable[[Agent], Evaluate] | None = None,
+    agent: Agent | None = None,
 ) -> Learner:
     """Build the learner of a run with data, metrics and checkpoint; the caller closes it. Raises SerlChunkError.
 
     Args:
         evaluation: makes what evaluates the agent where `learner.eval_interval` is set.
+        agent: that of `config`, where it is made already: its base is read from a file once.
     """
-    agent = make_agent(config, spec)
+    agent = agent or make_agent(config, spec)
     check_replay_memory(config, spec, agent)  # before data are read and networks compiled
     demo_options = options.demo_options.of_robot(config.robot)
     demos = read_demos(config, spec, options.demo_paths, demo_options)

@@ -180,7 +180,7 @@ class Learner:
         shapes = jax.eval_shape(lambda: Learned(agent.init(key), {} if agent.source else agent.new_base(key)))
         restored = self.checkpoints.restore_state(shapes)
         if restored is None:  # else trained weights are in the checkpoint, and their file may be gone
-            self.state: AgentState = agent.pretrained(agent.init(key))
+            self.state: AgentState = agent.pretrained(agent.new_state(key))
             self.base = self.base or agent.new_base(key)
             if a.image_keys and a.encoder.frozen_backbone and not a.encoder.weights:
                 logger.warning(

@@ -12,9 +12,9 @@ import pytest
 from learner_tools import assert_same_state, by_kind, feed, journal_of, learner_of, let_go, phases, quick_agent, until
 from point_robot import experiment
 
-from serl_chunk.cli import learner as learner_command
 from serl_chunk.cli.learner import train_offline
 from serl_chunk.cli.local import train_local
+from serl_chunk.learner import building
 from serl_chunk.learner.building import RunOptions
 from serl_chunk.learner.learner import Learner
 from serl_chunk.learner.offline_data import DemoOptions
@@ -46,7 +46,7 @@ def after_updates(patch: pytest.MonkeyPatch, call: Callable[[PhaseTrainer], None
 def whole(demos, tmp_path_factory) -> Iterator[Learner]:
     """An offline run that nothing interrupted."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(learner_command, "make_agent", quick_agent)
+        patch.setattr(building, "make_agent", quick_agent)
         yield offline(demos, tmp_path_factory.mktemp("whole"))
 
 

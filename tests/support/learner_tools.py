@@ -15,9 +15,9 @@ import pytest
 from serl_chunk.agents.base import Agent
 from serl_chunk.agents.registry import builder_of
 from serl_chunk.agents.spec import agent_spec
-from serl_chunk.cli import learner as learner_command
 from serl_chunk.cli.learner import make_learner
 from serl_chunk.data.demos import load_demos
+from serl_chunk.learner import building
 from serl_chunk.learner.building import RunOptions
 from serl_chunk.learner.learner import Learner, Publish
 from serl_chunk.learner.schedule import Phase
@@ -42,7 +42,7 @@ def quick_agent(config: Any, spec: Any) -> Agent:
 
 def quick_agents(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Agents hold no state, so runs of one configuration share one, and its compilations."""
-    monkeypatch.setattr(learner_command, "make_agent", quick_agent)
+    monkeypatch.setattr(building, "make_agent", quick_agent)
     before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", True)
     yield
