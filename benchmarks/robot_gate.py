@@ -59,9 +59,9 @@ def measure(gate: Gate, goal: Goal, passes: int) -> dict[str, float]:
         pursued[k], took[k] = between - begin, time.process_time() - between
         at, slowed = passed.set_point, slowed + (passed.factor < 1)
     return {
-        "ms_median": 1e3 * float(np.median(took)),
-        "ms_p99": 1e3 * float(np.percentile(took, 99)),
-        "pursuit_ms_median": 1e3 * float(np.median(pursued)),
+        "median_ms": 1e3 * float(np.median(took)),
+        "p99_ms": 1e3 * float(np.percentile(took, 99)),
+        "pursuit_median_ms": 1e3 * float(np.median(pursued)),
         "slowed": slowed / passes,
     }
 
