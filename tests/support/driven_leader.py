@@ -53,12 +53,11 @@ class Simulated(PolledDevice):
         super().__init__("simulated")
 
     def _open(self):
-        self.torque = False
-        self._show()
+        self.release()
 
-    def _show(self):
-        new = self.state.with_suffix(".new")
-        new.write_text(f"{self.torque:d} {self.joints[0]:.4f}")
+    def _show(self, torque):
+        self.torque, new = torque, self.state.with_suffix(".new")
+        new.write_text(f"{torque:d} {self.joints[0]:.4f}")
         new.replace(self.state)  # no reader finds it empty
 
     def _look(self):
@@ -74,17 +73,15 @@ class Simulated(PolledDevice):
         return np.full(7, -3.0), np.full(7, 3.0)
 
     def hold(self, joints):
-        self.torque = True
-        self._show()
+        self._show(True)
 
     def move(self, joints):
         if not self.held:
             self.joints = joints.copy()
-        self._show()
+        self._show(True)
 
     def release(self):
-        self.torque = False
-        self._show()
+        self._show(False)
 '''
 
 
@@ -114,8 +111,6 @@ class LedRobot:
 
 
 class Served(LedRobot):
-    """One as an actor has it."""
-
     def __init__(self, stack: contextlib.ExitStack, folder: Path, more: str = "") -> None:
         super().__init__(stack, folder, more)
         stack.enter_context(patch("serl_chunk_robot.devices.polling.SILENT", 1.0))  # of readings at the actor

@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import json
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, suppress
 from typing import Any
 from unittest.mock import patch
 
+import lerobot_stand_in
 import numpy as np
 import pytest
 import rclpy_stand_in
 import ros1
 import trossen_stand_in
-import udp_arm
 from franka_http import START, FrankaServer
-from xs_arm import XsArm
+from xs_arm import finger
 
 from serl_chunk_robot.control.loop import Refused, RobotLoop
 from serl_chunk_robot.drivers import aloha_arms
-from serl_chunk_robot.drivers.aloha_arms import AlohaArms, Gripper
 from serl_chunk_robot.drivers.aloha_ros1 import aloha_ros1
 from serl_chunk_robot.drivers.aloha_ros2 import aloha_ros2
 from serl_chunk_robot.drivers.base import Driver, Reading
 from serl_chunk_robot.drivers.fake import viperx_arms
 from serl_chunk_robot.drivers.franka_http import FrankaHttp
+from serl_chunk_robot.drivers.lerobot_robot import LeRobotArms
 from serl_chunk_robot.drivers.sample import UdpArm
 from serl_chunk_robot.drivers.trossen import OPEN, TrossenArms
 from serl_chunk_robot.geometry.rotations import euler_of_matrix, matrix_of_quat, unwrapped
@@ -36,27 +38,29 @@ from serl_chunk_robot.safety.gate import Gate
 from serl_chunk_robot.safety.measured import Measured
 
 DT = 0.02  # s, of a pass
+UNITS = np.array([np.pi / 180] * 5 + [0.01])  # of LeRobot, in rad and openings
 WITHIN = 10.0  # s, of what takes time
+POSE = np.array([0.0, -0.96, 1.16, 0.0, -0.3, 0.0, 0.5])  # of the sample driver's arm
 
 
 class Rig:
-    """A driver that is not connected, and its robot. What a robot does not have, its rig leaves as None."""
+    """A driver that is not connected, and its robot. `parts`: what the robot has, in place of the defaults below."""
 
-    driver: Driver
     joint = 1  # one that may move by 0.05 from where it is
-    silence: Callable[[], None] | None = None  # the robot sends no state any more, for 0.3 s at least
+    silence: Callable[[], object] | None = None  # the robot sends no state any more, for 0.3 s at least
     fault: Callable[[], str] | None = None  # the robot has a fault from now on; a part of its text
-    vanish: Callable[[], None] | None = None  # the robot takes no commands any more
-    commands: Callable[[], list[np.ndarray]] | None = None  # all set points that reached it, in the driver's unit
     each_arrives = True  # False: of set points in quick succession, only the newest does
     beyond: tuple[int, float, str] | None = None  # a joint, where its limits do not let it go, and what is said then
     torque_off = True  # False: it loses its torque by a switch of its own alone
+
+    def __init__(self, driver: Driver, **parts: Any) -> None:
+        self.driver = driver
+        vars(self).update(parts)
 
     def connect(self) -> None:
         self.driver.connect(time.monotonic)
 
     def ready(self) -> None:
-        """Connect, and let it take set points."""
         self.connect()
         self.driver.clear_faults()
         self.read(lambda reading: reading.torque and not reading.faults)
@@ -64,12 +68,17 @@ class Rig:
     def pump(self) -> None:
         """Let the robot do what waits for it."""
 
+    def repair(self) -> None:
+        """What ends a fault, apart from a clear."""
+
+    def commands(self) -> list[np.ndarray]:
+        """All set points that reached the robot, in the driver's unit, where its rig records them."""
+        return []
+
     def has_torque(self) -> bool:
-        """Whether all joints of the robot itself have torque."""
         return self.driver.read().torque
 
     def read(self, when: Callable[[Reading], bool] = lambda reading: True) -> Reading:
-        """Read until a reading is there that `when` is for."""
         until = time.monotonic() + WITHIN
         while True:
             self.pump()
@@ -80,63 +89,70 @@ class Rig:
             time.sleep(0.002)
 
 
-class FakeRig(Rig):
-    """Drivers whose robot is in their process."""
-
-    def __init__(self, driver: Any) -> None:
-        self.driver = driver
+def sets(of: Any, text: str = "", **values: Any) -> Callable[[], str]:
+    return lambda: vars(of).update(values) or text
 
 
 class SampleRig(Rig):
-    def __init__(self, arm: udp_arm.StandIn) -> None:
-        self.arm, self.driver, self.silent = arm, UdpArm(port=arm.port), False
-        arm.socket.setblocking(False)
+    """An arm that speaks JSON over UDP. It is at each target at once, and sends its state when it is pumped."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.socket = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        self.socket.bind(("127.0.0.1", 0))
+        self.port = self.socket.getsockname()[1]
+        super().__init__(UdpArm(port=self.port), silence=sets(self, silent=True),
+                         fault=sets(self, "gearbox", faults=["the gearbox is hot"]))  # fmt: skip
+        self.q, self.mode, self.faults, self.heard, self.torque = POSE.copy(), "position", [], 0, True
+        self.silent, self.messages, self.peer = False, [], None
 
     def connect(self) -> None:
-        answering = threading.Thread(target=self._answer)
+        answering = threading.Thread(target=lambda: self.take() and self.send())
         answering.start()
         super().connect()
         answering.join(5)
 
-    def _answer(self) -> None:
-        self.arm.socket.settimeout(5)
-        self.arm.take()
-        self.arm.send()
-        self.arm.socket.setblocking(False)
+    def take(self, seconds: float = 5.0) -> dict:
+        self.socket.settimeout(seconds)
+        datagram, self.peer = self.socket.recvfrom(65536)
+        message = json.loads(datagram)
+        self.messages.append(message)
+        if "target" in message and not self.faults:
+            self.q = np.array(message["target"])
+        self.heard = message.get("number", self.heard)
+        if message.get("stop", 0) > 0:
+            self.faults = ["stopped by its own means"]
+        if "clear" in message:
+            self.faults, self.torque = [], True
+        if message.get("set") == "torque":
+            self.torque = message["value"]
+        return message
+
+    def send(self, datagram: bytes = b"") -> None:
+        state = {"mode": self.mode, "q": self.q.tolist(), "dq": [0.0] * 7, "effort": [0.1] * 7, "faults": self.faults,
+                 "torque": self.torque, "heard": self.heard}  # fmt: skip
+        self.socket.sendto(datagram or json.dumps(state).encode(), self.peer)
 
     def pump(self) -> None:
-        try:
-            while True:
-                message = self.arm.take()
-                if message.get("set") == "torque":
-                    self.arm.torque = message["value"]
-        except BlockingIOError:
-            pass
+        with suppress(BlockingIOError):
+            while self.take(0.0):
+                pass
         if not self.silent:
-            self.arm.send()
+            self.send()
 
     def has_torque(self) -> bool:
-        return self.arm.torque
-
-    def silence(self) -> None:
-        self.silent = True
-
-    def fault(self) -> str:
-        self.arm.faults = ["the gearbox is hot"]
-        return "gearbox"
+        return self.torque
 
     def commands(self) -> list[np.ndarray]:
-        return [np.array(message["target"]) for message in self.arm.messages if "target" in message]
+        return [np.array(message["target"]) for message in self.messages if "target" in message]
 
 
 class AlohaRig(Rig):
-    """Simulated arms of Interbotix's nodes. `get` and `put`: attributes of an `XsArm`."""
+    """Simulated arms of Interbotix's nodes. `get` and `put`: attributes of an `XsArm`; `vanish`: their nodes are gone.
+
+    `graph` is that of ROS 2.
+    """
 
     beyond = 9, 1.9, r"right: 1\.900 is beyond the limits of elbow"
-
-    def __init__(self, driver: AlohaArms, get: Callable[[int, str], Any], put: Callable[[int, str, Any], None]) -> None:
-        self.driver, self.get, self.put = driver, get, put
-        self.gripper: Gripper = driver._gripper
 
     def has_torque(self) -> bool:
         return all(all(self.get(arm, "torque")) for arm in (0, 1))
@@ -156,95 +172,148 @@ class AlohaRig(Rig):
 
     def commands(self) -> list[np.ndarray]:
         got = [(self.get(arm, "group"), self.get(arm, "single")) for arm in (0, 1)]
-        n = min(len(each) for arm in got for each in arm)
-        return [np.concatenate([[*group[k], self._opening(single[k])] for group, single in got]) for k in range(n)]
-
-    def _opening(self, angle: float) -> float:
-        return self.gripper.opening(0.022 * np.sin(angle) + np.sqrt(0.036**2 - (0.022 * np.cos(angle)) ** 2))
+        n, opening = min(len(each) for arm in got for each in arm), self.driver._gripper.opening
+        return [np.concatenate([[*group[k], opening(finger(single[k]))] for group, single in got]) for k in range(n)]
 
 
-class TrossenRig(Rig):
-    beyond = 9, 2.5, r"10\.0\.0\.5: 2\.500 is beyond the limits of joint 2"
+def ros1_arms(stack: ExitStack) -> AlohaRig:
+    if ros1.missing():
+        pytest.skip(ros1.missing())
+    ros = ros1.ros()
+    ros.need_arms()
+    stack.enter_context(patch.object(aloha_arms, "POLL", 0.1))
+    return AlohaRig(aloha_ros1(), get=ros.get, put=ros.put, vanish=ros.kill_arms)
 
-    def __init__(self, controllers: dict[str, trossen_stand_in.Controller]) -> None:
-        self.controllers = list(controllers.values())
-        self.driver = TrossenArms(addresses=list(controllers))
 
-    def has_torque(self) -> bool:
-        return all(c.modes == [trossen_stand_in.Mode.position] * 7 for c in self.controllers)
+def ros2_arms(stack: ExitStack) -> AlohaRig:
+    graph = stack.enter_context(rclpy_stand_in.installed())
+    stack.enter_context(patch.object(aloha_arms, "POLL", 0.1))
+    arms = list(graph.arms.values())
+    get, put = (lambda k, name: getattr(arms[k], name)), (lambda k, name, value: setattr(arms[k], name, value))
+    return AlohaRig(aloha_ros2(), graph=graph, get=get, put=put, vanish=sets(graph, gone=True))
 
-    def silence(self) -> None:
-        self.controllers[1].silent = True
 
-    def fault(self) -> str:
-        self.controllers[1].error = "Joint overheated\nsee the manual"
-        return "Joint overheated"
+def trossen(stack: ExitStack) -> Rig:
+    addresses = ["10.0.0.4", "10.0.0.5"]
+    controllers = list(stack.enter_context(trossen_stand_in.installed(*addresses)).values())
 
-    def commands(self) -> list[np.ndarray]:
+    def commands() -> list[np.ndarray]:
         """Without those of the switch to the mode position, which repeat the measured pose."""
-        rows = [[row for row, seconds in c.commands if seconds > 0] for c in self.controllers]
-        got = [np.concatenate(both) for both in zip(*rows, strict=True)]
-        return [np.where(np.arange(14) % 7 == 6, each / OPEN, each) for each in got]
+        rows = [[row for row, seconds in c.commands if seconds > 0] for c in controllers]
+        return [np.concatenate(both) / np.where(np.arange(14) % 7 == 6, OPEN, 1) for both in zip(*rows, strict=True)]
+
+    return Rig(
+        TrossenArms(addresses=addresses), controllers=controllers, commands=commands,
+        beyond=(9, 2.5, r"10\.0\.0\.5: 2\.500 is beyond the limits of joint 2"),
+        silence=sets(controllers[1], silent=True),
+        has_torque=lambda: all(c.modes == [trossen_stand_in.Mode.position] * 7 for c in controllers),
+        fault=sets(controllers[1], "Joint overheated", error="Joint overheated\nsee the manual"),
+    )  # fmt: skip
 
 
-class AlohaSimRig(Rig):
-    def __init__(self, port: int) -> None:
-        from serl_chunk.robots.aloha_sim import driver
+def franka_http(stack: ExitStack) -> Rig:
+    server = stack.enter_context(FrankaServer())
+    start = server.arm.pose.copy()
 
-        self.port, self._inject = port, driver.inject
-        self.driver = driver.AlohaSimDriver(port=port, ends=20.0)
-
-    def silence(self) -> None:
-        self._inject(self.port, dropped=80)
-
-    def fault(self) -> str:
-        self._inject(self.port, fault="a motor is hot")
-        return "motor"
-
-
-class FrankaRig(Rig):
-    """An arm behind the stand-in of HIL-SERL's server."""
-
-    each_arrives = torque_off = False
-
-    def __init__(self, server: FrankaServer) -> None:
-        self.server, self.driver = server, FrankaHttp([server.url])
-        self.start = server.arm.pose.copy()
-
-    def silence(self) -> None:
-        self.server.hangs = {"getstate"}
-
-    def fault(self) -> str:
-        self.server.errs = {"getstate"}
-        return "getstate: HTTP 500"
-
-    def repair(self) -> None:
-        self.server.errs = set()
-
-    def commands(self) -> list[np.ndarray]:
+    def commands() -> list[np.ndarray]:
         """Without those of a clearing, which repeat the measured pose."""
-        poses = [np.array(body["arr"]) for path, body in list(self.server.requests) if path == "pose"]
+        poses = [np.array(body["arr"]) for path, body in list(server.requests) if path == "pose"]
         return [
             np.array([*pose[:3], *unwrapped(euler_of_matrix(matrix_of_quat(pose[3:])), START[3:]), 0.5])
             for pose in poses
-            if not np.array_equal(pose, self.start)
+            if not np.array_equal(pose, start)
         ]
+
+    return Rig(FrankaHttp([server.url]), commands=commands, silence=sets(server, hangs={"getstate"}),
+               fault=sets(server, "getstate: HTTP 500", errs={"getstate"}), repair=sets(server, errs=set()),
+               each_arrives=False, torque_off=False)  # fmt: skip
+
+
+def lerobot_arms(stack: ExitStack) -> Rig:
+    """Simulated motors of two SO arms of LeRobot, and a driver in degrees."""
+    ports = list(stack.enter_context(lerobot_stand_in.installed("/dev/left", "/dev/right")).values())
+    params = {f"{side}_arm_config": {"port": f"/dev/{side}"} for side in ("left", "right")}
+    driver = LeRobotArms(type="bi_so_follower", params={"id": "cell", **params}, low=-1.6, high=1.6, velocity=4.0)
+
+    def check() -> None:
+        assert not any("two threads" in port.calls for port in ports), "one thread alone has the bus"
+
+    def fault() -> str:
+        ports[1].torque[2] = 0
+        return "right_elbow_flex"
+
+    def commands() -> list[np.ndarray]:
+        got = [[UNITS * np.array(list(goal.values())) for goal in port.goals] for port in ports]
+        return [np.concatenate(both) for both in zip(*got, strict=False)]
+
+    stack.callback(check)
+    return Rig(
+        driver, each_arrives=False,  # a set point that waits for the motors' bus is replaced by the next one
+        beyond=(9, 1.7, r"wrist_flex: 1\.700 is beyond"), has_torque=lambda: all(all(p.torque) for p in ports),
+        silence=sets(ports[1], broken="Failed to sync read. [TxRxResult] There is no status packet!"),
+        fault=fault, commands=commands,
+    )  # fmt: skip
+
+
+def fake_aloha(_: ExitStack) -> Rig:
+    from serl_chunk.robots.fake.driver import FakeAlohaDriver
+
+    return Rig(FakeAlohaDriver())
+
+
+@functools.cache
+def udp_port() -> int:
+    """A free port; one process of the simulated arms serves all tests."""
+    if importlib.util.find_spec("gym_aloha") is None:
+        pytest.skip("gym-aloha is not installed")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def aloha_sim(_: ExitStack) -> Rig:
+    from serl_chunk.robots.aloha_sim import driver
+
+    port, motor = udp_port(), "a motor is hot"
+    return Rig(driver.AlohaSimDriver(port=port, ends=20.0), silence=lambda: driver.inject(port, dropped=80),
+               fault=lambda: driver.inject(port, fault=motor) or motor)  # fmt: skip
+
+
+RIGS: dict[str, Callable[[ExitStack], Any]] = {
+    "fake": lambda _: Rig(viperx_arms()), "sample": SampleRig, "fake_aloha": fake_aloha, "aloha_sim": aloha_sim,
+    "aloha_ros1": ros1_arms, "aloha_ros2": ros2_arms, "trossen": trossen, "franka_http": franka_http,
+    "lerobot": lerobot_arms,
+}  # fmt: skip
+
+
+def fixture(*params: Any) -> Any:
+
+    @pytest.fixture(params=params)
+    def rig(request: pytest.FixtureRequest) -> Iterator[Any]:
+        with ExitStack() as stack:
+            rig = RIGS[request.param](stack)
+            stack.callback(lambda: rig.driver.close())
+            yield rig
+
+    return rig
+
+
+def loop_of(
+    driver: Driver, tick: float = DT, clock: Callable[[], float] = time.monotonic, first: np.ndarray | None = None
+) -> RobotLoop:
+    """The loop of a driver that is connected. `first`: of the limits, where they are others than the profile's."""
+    spec = driver.spec()
+    limits = built_in(spec)["evaluating"]
+    measured = Measured(np.array(spec.low) - 0.05, np.array(spec.high) + 0.05, np.array(spec.velocity))
+    gate = Gate(limits if first is None else limits._replace(first=first), DT)
+    return RobotLoop(driver, gate, measured=measured, tick=tick, clock=clock, needs_go=False)
 
 
 class Served:
-    """A connected driver under the loop, in real time."""
-
     def __init__(self, rig: Rig) -> None:
-        spec = rig.driver.spec()
-        self.rig, limits = rig, built_in(spec)["evaluating"]
-        low, high = np.array(spec.low) - 0.05, np.array(spec.high) + 0.05
-        measured = Measured(low, high, np.array(spec.velocity))
-        gate = Gate(limits, DT)
-        self.loop = RobotLoop(rig.driver, gate, measured=measured, tick=DT, clock=time.monotonic, needs_go=False)
-        self.due = time.monotonic()
+        self.rig, self.loop, self.due = rig, loop_of(rig.driver), time.monotonic()
 
     def run(self, until: Callable[[], bool], within: float = 5.0) -> None:
-        """Passes at 50 Hz."""
         ends = time.monotonic() + within
         while not until():
             assert time.monotonic() < ends, self.loop.machine
@@ -271,122 +340,3 @@ class Served:
     def arm(self) -> None:
         self.hold()
         self.loop.request("arm", "controller", "A", time.monotonic())
-
-
-@contextmanager
-def sample() -> Iterator[Rig]:
-    arm = udp_arm.StandIn()
-    yield SampleRig(arm)
-    arm.socket.close()
-
-
-@contextmanager
-def ros1_arms() -> Iterator[Rig]:
-    if ros1.missing():
-        pytest.skip(ros1.missing())
-    ros = ros1.ros()
-    ros.need_arms()
-    rig = AlohaRig(aloha_ros1(), ros.get, ros.put)
-    rig.vanish = ros.kill_arms
-    with patch.object(aloha_arms, "POLL", 0.1):
-        yield rig
-
-
-@contextmanager
-def ros2_arms() -> Iterator[Rig]:
-    with rclpy_stand_in.installed() as graph, patch.object(aloha_arms, "POLL", 0.1):
-        arms: list[XsArm] = list(graph.arms.values())
-        get, put = (lambda k, name: getattr(arms[k], name)), (lambda k, name, value: setattr(arms[k], name, value))
-        rig = AlohaRig(aloha_ros2(), get, put)
-        rig.vanish = lambda: setattr(graph, "gone", True)
-        yield rig
-
-
-@contextmanager
-def trossen() -> Iterator[Rig]:
-    with trossen_stand_in.installed("10.0.0.4", "10.0.0.5") as controllers:
-        yield TrossenRig(controllers)
-
-
-@contextmanager
-def fake() -> Iterator[Rig]:
-    yield FakeRig(viperx_arms())
-
-
-@contextmanager
-def fake_aloha() -> Iterator[Rig]:
-    from serl_chunk.robots.fake.driver import FakeAlohaDriver
-
-    yield FakeRig(FakeAlohaDriver())
-
-
-@contextmanager
-def franka_http() -> Iterator[Rig]:
-    with FrankaServer() as server:
-        yield FrankaRig(server)
-
-
-_port: list[int] = []
-
-
-@contextmanager
-def aloha_sim() -> Iterator[Rig]:
-    if importlib.util.find_spec("gym_aloha") is None:
-        pytest.skip("gym-aloha is not installed")
-    _port[:] = _port or [_free_udp_port()]
-    yield AlohaSimRig(_port[0])
-
-
-def _free_udp_port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
-
-
-RIGS = {"fake": fake, "sample": sample, "fake_aloha": fake_aloha, "aloha_sim": aloha_sim, "aloha_ros1": ros1_arms,
-        "aloha_ros2": ros2_arms, "trossen": trossen, "franka_http": franka_http}  # fmt: skip
-
-
-class LeRobotRig(Rig):
-    """Simulated motors of two SO arms of LeRobot, and a driver in degrees."""
-
-    each_arrives = False  # a set point that waits for the motors' bus is replaced by the next one
-    beyond = 9, 1.7, r"wrist_flex: 1\.700 is beyond"
-
-    def __init__(self, ports: dict[str, Any]) -> None:
-        from serl_chunk_robot.drivers.lerobot_robot import LeRobotArms
-
-        self.ports = list(ports.values())
-        params = {f"{side}_arm_config": {"port": port} for side, port in zip(("left", "right"), ports, strict=True)}
-        self.driver = LeRobotArms(
-            type="bi_so_follower", params={"id": "cell", **params}, low=-1.6, high=1.6, velocity=4.0
-        )
-
-    def has_torque(self) -> bool:
-        return all(all(port.registers["Torque_Enable"]) for port in self.ports)
-
-    def silence(self) -> None:
-        self.ports[1].broken = "Failed to sync read. [TxRxResult] There is no status packet!"
-
-    def fault(self) -> str:
-        self.ports[1].registers["Torque_Enable"][2] = 0
-        return "right_elbow_flex"
-
-    def commands(self) -> list[np.ndarray]:
-        units = np.array([np.pi / 180] * 5 + [0.01])
-        got = [[units * np.array(list(goal.values())) for goal in port.goals] for port in self.ports]
-        return [np.concatenate(both) for both in zip(*got, strict=False)]
-
-
-@contextmanager
-def lerobot_arms() -> Iterator[Rig]:
-    import lerobot_stand_in
-
-    with lerobot_stand_in.installed("/dev/left", "/dev/right") as ports:
-        rig = LeRobotRig(ports)
-        yield rig
-        rig.driver.close()
-        assert not any("two threads" in port.calls for port in rig.ports), "one thread alone has the bus"
-
-
-RIGS["lerobot"] = lerobot_arms

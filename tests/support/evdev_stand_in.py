@@ -1,16 +1,10 @@
-"""A stand-in of evdev with the kernel's codes: devices that tests press, pull out and plug in again.
-
-with evdev_stand_in.installed(folder) as inputs:
-    pedal = inputs.device("usb-PCsensor_FootSwitch-event-kbd")
-    pedal.press("KEY_A")
-"""
+"""A stand-in of evdev with the kernel's codes: devices that tests press, pull out and plug in again."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
-import select
 import sys
 import threading
 import types
@@ -41,6 +35,9 @@ class Event(NamedTuple):
     value: int
 
 
+SYN = Event(CODES["EV_SYN"], CODES["SYN_REPORT"], 0)
+
+
 class AbsInfo(NamedTuple):
     value: int
     min: int
@@ -50,9 +47,12 @@ class AbsInfo(NamedTuple):
     resolution: int = 0
 
 
-class Device:
-    """One device and what its user does."""
+STICKS = ("ABS_X", "ABS_Y", "ABS_RX", "ABS_RY")
+XBOX = {**dict.fromkeys(STICKS, AbsInfo(0, -32768, 32767)), **dict.fromkeys(("ABS_Z", "ABS_RZ"), AbsInfo(0, 0, 255)),
+        **dict.fromkeys(("ABS_HAT0X", "ABS_HAT0Y"), AbsInfo(0, -1, 1))}  # fmt: skip
 
+
+class Device:
     def __init__(self, path: Path, axes: Mapping[str, AbsInfo]) -> None:
         self.path = path
         self.axes = {CODES[name]: info for name, info in axes.items()}
@@ -65,47 +65,47 @@ class Device:
     def press(self, name: str, value: int = 1) -> None:
         """Press a key: 1 down, 0 up, 2 repeated."""
         with self.lock:
-            (self.held.add if value else self.held.discard)(CODES[name])
-            self._send(Event(CODES["EV_KEY"], CODES[name], value))
+            self._set(name, value)
+            self._send(Event(CODES["EV_KEY"], CODES[name], value), SYN)
 
     def move(self, name: str, value: int) -> None:
         with self.lock:
-            self.axes[CODES[name]] = self.axes[CODES[name]]._replace(value=value)
-            self._send(Event(CODES["EV_ABS"], CODES[name], value))
+            self._set(name, value)
+            self._send(Event(CODES["EV_ABS"], CODES[name], value), SYN)
 
     def drop(self, *lost: tuple[str, int]) -> None:
         """Let the queue overflow: state changes whose events are lost."""
         with self.lock:
-            self._send(Event(CODES["EV_SYN"], CODES["SYN_DROPPED"], 0), report=False)
+            self._send(Event(CODES["EV_SYN"], CODES["SYN_DROPPED"], 0))
             for name, value in lost:
-                code = CODES[name]
-                if code in self.axes and name.startswith("ABS"):
-                    self.axes[code] = self.axes[code]._replace(value=value)
-                else:
-                    (self.held.add if value else self.held.discard)(code)
-            self._send(Event(CODES["EV_KEY"], CODES["KEY_B"], 1))  # torn: it counts for nothing
+                self._set(name, value)
+            self._send(Event(CODES["EV_KEY"], CODES["KEY_B"], 1), SYN)  # torn: it counts for nothing
 
     def unplug(self) -> None:
         with self.lock:
             self.path.unlink()
-            self.held = set()
-            self.grabbed = None
+            self.held, self.grabbed = set(), None
             for handle in self.handles:
                 handle.gone = True
-                os.write(handle.ends[1], b".")
+            self._send()
 
     def plug(self) -> None:
         self.path.touch()
 
-    def _send(self, *events: Event, report: bool = True) -> None:
+    def _set(self, name: str, value: int) -> None:
+        code = CODES[name]
+        if name.startswith("ABS"):
+            self.axes[code] = self.axes[code]._replace(value=value)
+        else:
+            (self.held.add if value else self.held.discard)(code)
+
+    def _send(self, *events: Event) -> None:
         for handle in self.handles:
-            handle.queue += [*events, *[Event(0, 0, 0)] * report]
-            os.write(handle.ends[1], b".")
+            handle.queue += events
+            os.eventfd_write(handle.fileno(), 1)
 
 
 class InputDevice:
-    """As evdev's."""
-
     devices: dict[Path, Device]
 
     def __init__(self, path: str) -> None:
@@ -113,12 +113,11 @@ class InputDevice:
         if not self._device.path.exists():
             raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
         self.queue: list[Event] = []
-        self.gone = False
-        self.ends = os.pipe()
+        self.gone, self._file = False, os.eventfd(0)
         self._device.handles.append(self)
 
     def fileno(self) -> int:
-        return self.ends[0]
+        return self._file
 
     def read(self) -> Iterator[Event]:
         with self._device.lock:
@@ -127,8 +126,7 @@ class InputDevice:
             events, self.queue = self.queue, []
             if not events:
                 raise BlockingIOError
-            while os.read(self.ends[0], 1) and self._waiting():
-                pass
+            os.eventfd_read(self._file)
         yield from events
 
     def grab(self) -> None:
@@ -151,24 +149,17 @@ class InputDevice:
         with self._device.lock:
             if self in self._device.handles:
                 self._device.handles.remove(self)
-                for end in self.ends:
-                    os.close(end)
+                os.close(self._file)
             if self._device.grabbed is self:
                 self._device.grabbed = None
 
-    def _waiting(self) -> bool:
-        return bool(select.select([self.ends[0]], [], [], 0)[0])
-
 
 class Inputs:
-    """A folder of devices, as /dev/input/by-id."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.devices: dict[Path, Device] = {}
 
     def device(self, name: str, axes: Mapping[str, AbsInfo] | None = None) -> Device:
-        """Plug a new device in."""
         made = Device(self.folder / name, axes or {})
         self.devices[made.path.resolve()] = made
         return made

@@ -1,15 +1,11 @@
 """Virtual SpaceMice below pyspacemouse: a stand-in of the C library hidapi, the lowest seam in one process.
 
-    with fake_hid.installed(folder) as hid:
-        mouse = hid.mouse("hidraw0")
-        device = SpaceMouse(mouse.path)
-        mouse.push(fake_hid.translation(x=350))
-
-All of pyspacemouse and easyhid runs. Each mouse is an empty file in `folder`. `push` may be called by any thread.
+All of pyspacemouse and easyhid runs. Each mouse is an empty file in a folder. `push` may be called by any thread.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 import threading
 import time
@@ -55,12 +51,10 @@ class Report(bytes):
     moment = 0.0
 
 
+@dataclasses.dataclass(eq=False)
 class Handle:
-    """An opened device."""
-
-    def __init__(self) -> None:
-        self.queue: deque[bytes] = deque()
-        self.gone = False
+    queue: deque[bytes] = dataclasses.field(default_factory=deque)
+    gone: bool = False
 
 
 class Mouse:
@@ -85,7 +79,6 @@ class Mouse:
                         handle.queue.append(report)
 
     def unplug(self) -> None:
-        """Pull the plug: reads fail, and the path is gone."""
         with self.lock:
             self.plugged = False
             Path(self.path).unlink()
@@ -101,19 +94,16 @@ class Mouse:
 class FakeHid:
     """The functions of hidapi that easyhid calls, over mice in a folder.
 
-    `opened` counts the calls of `pyspacemouse.open_by_path` by path. `newest` is the moment of the newest report that
-    was read, of any mouse.
+    `opened`: paths given to `pyspacemouse.open_by_path`; `newest`: the moment of the newest report that was read.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self.newest = folder, 0.0
         self.mice: list[Mouse] = []
         self.opened: list[str] = []
-        self.newest = 0.0
         self._kept: Any = None  # memory of the last enumeration
 
     def mouse(self, name: str = "hidraw0", ids: tuple[int, int] = COMPACT, serial: str = "") -> Mouse:
-        """Plug a new mouse in."""
         self.mice.append(Mouse(self.folder / name, ids, serial))
         return self.mice[-1]
 

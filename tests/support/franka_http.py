@@ -11,60 +11,49 @@ from typing import Any
 
 import numpy as np
 
-from serl_chunk_robot.geometry.rotations import matrix_of_quat, quat_of_euler
+from serl_chunk_robot.geometry.rotations import axis_angle, matrix_of_quat, quat_of_euler
 
 START = np.array([0.55, 0.05, 0.3, np.pi, 0.0, -np.pi / 2])
 ORDERS = ("set_load", "clearerr", "update_param", "jointreset", "open_gripper", "close_gripper", "close_gripper_slow",
           "activate_gripper", "reset_gripper")  # fmt: skip
 
 
-def quat_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The rotation `b` followed by `a`, as quaternions x, y, z, w."""
-    v = a[3] * b[:3] + b[3] * a[:3] + np.cross(a[:3], b[:3])
-    return np.append(v, a[3] * b[3] - a[:3] @ b[:3])
-
-
 def angle_between(a: np.ndarray, b: np.ndarray) -> float:
-    """The angle of the rotation between two quaternions, rad."""
-    cosine = (np.trace(matrix_of_quat(a).T @ matrix_of_quat(b)) - 1) / 2
-    return float(np.arccos(np.clip(cosine, -1, 1)))
+    return float(np.linalg.norm(axis_angle(matrix_of_quat(a) @ matrix_of_quat(b).T)))
+
+
+def axis(vector: np.ndarray) -> tuple[np.ndarray, float]:
+    """The quaternion of a rotation: its vector, and its number."""
+    angle = np.linalg.norm(vector)
+    return vector * np.sinc(angle / (2 * np.pi)) / 2, float(np.cos(angle / 2))
 
 
 class Arm:
-    """An arm under an impedance controller: it follows its target with a first-order lag. Not thread-safe.
+    """An arm under an impedance controller: it follows its target with a first-order lag. Not thread-safe."""
 
-    Args:
-        noise: of the measured force, which makes each state differ from the one before.
-    """
-
-    def __init__(self, start: np.ndarray, clock: Callable[[], float], lag: float, noise: float) -> None:
+    def __init__(self, start: np.ndarray, clock: Callable[[], float]) -> None:
         self.pose = np.append(start[:3], quat_of_euler(start[3:]))
         self.target, self.vel, self.gripper = self.pose.copy(), np.zeros(6), 1.0
         self.reflex = False  # it stands still until "clearerr", and its next target is where it stands
         self.blocked = False  # by an obstacle: it obeys no target
-        self._closed, self._lag, self._noise = False, lag, noise
-        self._clock, self._moment, self._rng = clock, clock(), np.random.default_rng(0)
+        self.lag, self.noise = 0.03, 0.1  # s; of the force, which makes each state differ from the one before
+        self._closed, self._clock, self._moment = False, clock, clock()
+        self._rng = np.random.default_rng(0)
 
     def advance(self) -> None:
-        """Simulate up to the clock's moment."""
         now = self._clock()
         elapsed, self._moment = now - self._moment, now
-        share = 0.0 if self.reflex or self.blocked else 1 - np.exp(-elapsed / self._lag)
-        turn = quat_product(self.target[3:], self.pose[3:] * [-1, -1, -1, 1])
-        turn *= 1.0 if turn[3] >= 0 else -1.0
-        sine = np.linalg.norm(turn[:3])
-        vector = turn[:3] * (2 * np.arctan2(sine, turn[3]) / sine if sine > 1e-12 else 2.0)
-        way = np.concatenate([self.target[:3] - self.pose[:3], vector])
-        self.vel = np.zeros(6) if self.reflex or self.blocked else (1 - share) * way / self._lag
+        still = self.reflex or self.blocked
+        share = 0.0 if still else 1 - np.exp(-elapsed / self.lag)
+        turn = axis_angle(matrix_of_quat(self.target[3:]) @ matrix_of_quat(self.pose[3:]).T)
+        way = np.concatenate([self.target[:3] - self.pose[:3], turn])
+        self.vel = np.zeros(6) if still else (1 - share) * way / self.lag
         self.gripper += (1 - np.exp(-elapsed / 0.1)) * (float(not self._closed) - self.gripper)
-        if np.linalg.norm(way) < 1e-12:
-            return
-        step = share * way
-        angle = np.linalg.norm(step[3:])
-        axis = step[3:] / angle if angle > 1e-12 else np.zeros(3)
-        part = np.append(np.sin(angle / 2) * axis, np.cos(angle / 2))
-        self.pose = np.append(self.pose[:3] + step[:3], quat_product(part, self.pose[3:]))
-        self.pose[3:] /= np.linalg.norm(self.pose[3:])
+        if not still and np.linalg.norm(way) > 1e-12:
+            (x, y, z), w = axis(share * turn)
+            u = self.pose[3:]
+            left = np.array([[w, -z, y, x], [z, w, -x, y], [-y, x, w, z], [-x, -y, -z, w]])  # the product from the left
+            self.pose = np.append(self.pose[:3] + share * way[:3], left @ u / np.linalg.norm(u))
 
     def obey(self, path: str, body: Any) -> None:
         if path == "pose" and not self.reflex:
@@ -76,7 +65,7 @@ class Arm:
             self._closed = path != "open_gripper"
 
     def state(self) -> dict[str, Any]:
-        force = self._noise * np.abs(self._rng.standard_normal(3))
+        force = self.noise * np.abs(self._rng.standard_normal(3))
         return {"pose": self.pose.tolist(), "vel": self.vel.tolist(), "force": force.tolist(), "torque": [0.0] * 3,
                 "q": [0.0] * 7, "dq": [0.0] * 7, "jacobian": [[0.0] * 7] * 6, "gripper_pos": self.gripper}  # fmt: skip
 
@@ -89,11 +78,8 @@ class FrankaServer:
     what "getstate" answers instead.
     """
 
-    def __init__(
-        self, start: np.ndarray = START, *, clock: Callable[[], float] = time.monotonic, lag: float = 0.03,
-        noise: float = 0.1, port: int = 0,
-    ) -> None:  # fmt: skip
-        self.arm, self._lock = Arm(start, clock, lag, noise), threading.Lock()
+    def __init__(self, start: np.ndarray = START, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.arm, self._lock = Arm(start, clock), threading.Lock()
         self.requests: list[tuple[str, Any]] = []
         self.states = 0  # that were asked for
         self.frozen, self.errs, self.hangs, self.answer = False, set(), set(), None
@@ -113,7 +99,7 @@ class FrankaServer:
                 pass
 
         self._http: ThreadingHTTPServer | None = None
-        self._handler, self.port = Handler, port
+        self._handler, self.port = Handler, 0
         self.start()
 
     @property
@@ -145,14 +131,16 @@ class FrankaServer:
             return 200, b"done"
 
     def start(self) -> None:
-        """Listen, at the port it had."""
         self._http = ThreadingHTTPServer(("127.0.0.1", self.port), self._handler)
         self._http.daemon_threads = True
         self.port = self._http.server_address[1]
         threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True).start()
 
+    def goes_on(self) -> None:
+        self.hangs = set()
+        self._over.set()
+
     def refuse(self) -> None:
-        """Listen no more: connections are refused."""
         if self._http is not None:
             self._http.shutdown()
             self._http.server_close()

@@ -15,11 +15,9 @@ from serl_chunk_robot.server.streams import Job, ReadingPublisher
 
 
 class HostedDevice:
-    """A context. `sample` is published until it is `silent`; its stamp is `late` by so many s.
+    """A context. `sample` is published until it is `silent`, with a stamp that is `late` by so many s.
 
-    Args:
-        run: of the server's process.
-        ahead: s by which the server's clock is ahead of this machine's.
+    The server's process is that of `run`, and its clock is `ahead` of this machine's, s.
     """
 
     def __init__(
@@ -45,7 +43,6 @@ class HostedDevice:
         self._publisher.close()
 
     def press(self, name: str, pressed: bool = True, *, ago: float = 0.0) -> None:
-        """Press or release a pedal, `ago` s before now."""
         self._keys.append(KeyEvent(name, pressed, self._clock() - ago))
 
     def _clock(self) -> float:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,22 +24,18 @@ def message(kind: str, /, **fields: Any) -> type:
     """A class as rosidl makes them. `fields`: name -> an example."""
 
     def init(self: Any, **given: Any) -> None:
-        for key, example in fields.items():
-            setattr(self, key, example)
+        vars(self).update(fields)
         for key, value in given.items():
             assert key in fields, f"{kind} has no field {key}"
-            example = fields[key]
-            kinds = {type(each) for each in value} if isinstance(value, list) else {type(value)}
-            wanted = type(example[0]) if isinstance(example, list) else type(example)
-            assert kinds == {wanted}, f"{kind}.{key}: {kinds}"
+            example, values = fields[key], value if isinstance(value, list) else [value]
+            wanted = type(example[0] if isinstance(example, list) else example)
+            assert {*map(type, values)} == {wanted}, f"{kind}.{key}: {value}"
             setattr(self, key, value)
 
     return type(kind, (), {"__init__": init})
 
 
 class End(NamedTuple):
-    """One publisher of a topic."""
-
     node_name: str
     node_namespace: str
 
@@ -53,37 +48,20 @@ class Graph:
         self.others: dict[str, list[End]] = {}
         self.up = False
         self.gone = False  # the arms' nodes
-        self.frozen: dict[str, float] = {}
         self.heard: list[tuple[str, Callable[[Any], None]]] = []
 
     def spin_once(self) -> None:
         for topic, callback in self.heard:
             name, _, kind = topic[1:].partition("/")
             assert kind == "joint_states"
-            arm = self.arms[name]
-            fields = arm.step()
-            now = self.frozen.setdefault(name, time.time()) if arm.frozen_stamp else time.time()
+            fields, now = self.arms[name].state()
             stamp = types.SimpleNamespace(sec=int(now), nanosec=int(now % 1 * 1e9))
-            if not arm.silent and not self.gone:
+            if fields and not self.gone:
                 callback(types.SimpleNamespace(header=types.SimpleNamespace(stamp=stamp), **fields))
 
 
-class Publisher:
-    def __init__(self, graph: Graph, topic: str) -> None:
-        self._graph, self.topic_name = graph, topic
-        self._arm = graph.arms[topic.split("/")[1]]
-
-    def publish(self, msg: Any) -> None:
-        if not self._graph.gone:
-            self._arm.command(msg.name, msg.cmd)
-
-    def get_subscription_count(self) -> int:
-        return 0 if self._graph.gone else 1
-
-
 class Future:
-    def __init__(self) -> None:
-        self.value: Any = None
+    value: Any = None
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
         if self.value is not None:
@@ -93,41 +71,35 @@ class Future:
         return self.value
 
 
-class Client:
-    def __init__(self, graph: Graph, name: str) -> None:
-        _, robot, self._service = name.split("/")
-        self._graph, self._arm = graph, graph.arms[robot]
-
-    def wait_for_service(self, timeout_sec: float | None = None) -> bool:
-        return not self._graph.gone
-
-    def call_async(self, request: Any) -> Future:
-        future = Future()
-        if not self._arm.hangs:
-            assert type(request).__name__ == ANSWERS[self._service]
-            future.value = types.SimpleNamespace(**self._arm.serve(self._service, request))
-        return future
-
-    def remove_pending_request(self, future: Future) -> None:
-        assert future.value is None
-
-
 class Node:
     def __init__(self, graph: Graph, name: str) -> None:
         self._graph, self._name, self._topics = graph, name, []  # type: Graph, str, list[str]
+        self.get_name = lambda: name
 
-    def get_name(self) -> str:
-        return self._name
-
-    def create_publisher(self, msg_type: type, topic: str, qos_profile: int) -> Publisher:
+    def create_publisher(self, msg_type: type, topic: str, qos_profile: int) -> Any:
         self._topics.append(topic)
-        return Publisher(self._graph, topic)
+        graph, arm = self._graph, self._graph.arms[topic.split("/")[1]]
+        return types.SimpleNamespace(
+            topic_name=topic, publish=lambda msg: graph.gone or arm.command(msg.name, msg.cmd),
+            get_subscription_count=lambda: 0 if graph.gone else 1,
+        )  # fmt: skip
 
     def create_subscription(self, msg_type: type, topic: str, callback: Callable[[Any], None], qos: int) -> None:
         self._graph.heard.append((topic, callback))
 
-    def create_client(self, srv_type: type, srv_name: str) -> Client:
-        return Client(self._graph, srv_name)
+    def create_client(self, srv_type: type, srv_name: str) -> Any:
+        _, robot, service = srv_name.split("/")
+        graph, arm = self._graph, self._graph.arms[robot]
+
+        def call_async(request: Any) -> Future:
+            future = Future()
+            if not arm.hangs:
+                assert type(request).__name__ == ANSWERS[service]
+                future.value = types.SimpleNamespace(**arm.serve(service, request))
+            return future
+
+        return types.SimpleNamespace(wait_for_service=lambda timeout_sec=None: not graph.gone, call_async=call_async,
+                                     remove_pending_request=lambda future: None)  # fmt: skip
 
     def get_publishers_info_by_topic(self, topic_name: str) -> list[End]:
         own = [End(self._name, "/")] if topic_name in self._topics else []
@@ -154,7 +126,6 @@ class Executor:
 
 @contextmanager
 def installed() -> Iterator[Graph]:
-    """Let the modules be imported; yields the graph."""
     graph = Graph()
 
     def init(*, signal_handler_options: object) -> None:

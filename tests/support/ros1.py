@@ -39,21 +39,17 @@ MESSAGES = {  # fields as the public documentation of interbotix_xs_sdk lists th
 }
 
 
+PACKAGES = [Path(os.environ[ENVIRONMENT], "usr/lib/python3/dist-packages")] if os.environ.get(ENVIRONMENT) else []
+
+
 def missing() -> str:
     """Return why there is no ROS 1 here; empty if there is."""
-    folder = os.environ.get(ENVIRONMENT, "")
-    if folder:
-        return "" if (_packages()[0] / "rospy").is_dir() else f"no ROS 1 here: {folder} has no rospy"
+    if PACKAGES:
+        return "" if (PACKAGES[0] / "rospy").is_dir() else f"no ROS 1 here: {PACKAGES[0]} has no rospy"
     lacking = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if lacking:
         return f"no ROS 1 here: {ENVIRONMENT} names no folder (see .ci/run), and Python has no {lacking[0]}"
     return ""
-
-
-def _packages() -> list[Path]:
-    """Return what Python's path lacks."""
-    folder = os.environ.get(ENVIRONMENT, "")
-    return [Path(folder) / "usr" / "lib" / "python3" / "dist-packages"] if folder else []
 
 
 class Ros:
@@ -67,21 +63,21 @@ class Ros:
         self._errors = errors
         self.folder = Path(tempfile.mkdtemp(prefix="serl_chunk_ros1_"))
         atexit.register(self.end)
-        for place in (*_packages(), self.folder):
+        for place in (*PACKAGES, self.folder):
             sys.path.append(str(place))
         self._generate()
         port = free_port(1)
         inherited = filter(None, [os.environ.get("PYTHONPATH", "")])
         self.environment = {
             "ROS_MASTER_URI": f"http://127.0.0.1:{port}", "ROS_IP": "127.0.0.1", "ROS_HOME": str(self.folder),
-            "PYTHONPATH": os.pathsep.join(map(str, (*_packages(), self.folder, NODE.parent, *inherited))),
+            "PYTHONPATH": os.pathsep.join(map(str, (*PACKAGES, self.folder, NODE.parent, *inherited))),
         }  # fmt: skip
-        if folder := os.environ.get(ENVIRONMENT, ""):
-            self.environment["ROS_ETC_DIR"] = str(Path(folder) / "etc" / "ros")  # as a workspace that is sourced has it
+        if PACKAGES:  # as a workspace that is sourced has it
+            self.environment["ROS_ETC_DIR"] = str(Path(os.environ[ENVIRONMENT]) / "etc" / "ros")
         os.environ.update({k: v for k, v in self.environment.items() if k != "PYTHONPATH"})
         code = f"import rosmaster; rosmaster.rosmaster_main(['rosmaster', '--core', '-p', '{port}'])"
         self.master = self.start("-c", code)
-        self.arms: subprocess.Popen[str] | None = None
+        self.arms: Any = None
         from rosgraph import is_master_online
 
         until = time.monotonic() + 10
@@ -90,7 +86,6 @@ class Ros:
             time.sleep(0.02)
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """Start a Python process that has ROS."""
         return subprocess.Popen(
             [sys.executable, *arguments], env={**os.environ, **self.environment}, text=True, stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL if arguments[0] == "-c" else self._errors,
@@ -100,28 +95,23 @@ class Ros:
         """Start the arms' node if it does not run, else put the arms back."""
         if self.arms is None or self.arms.poll() is not None:
             self.arms = self.start(str(NODE))
-            assert self.arms.stdout is not None
             assert self.arms.stdout.readline() == "ready\n"
-        self.ask(op="reset")
+        self.ask("reset")
 
-    def ask(self, **request: Any) -> Any:
+    def ask(self, *request: Any) -> Any:
         """Send a request to the arms' process: see ros1_arms.py."""
-        assert self.arms is not None
-        assert self.arms.stdin is not None
-        assert self.arms.stdout is not None
         self.arms.stdin.write(json.dumps(request) + "\n")
         self.arms.stdin.flush()
         return json.loads(self.arms.stdout.readline())
 
     def get(self, arm: int, name: str) -> Any:
-        return self.ask(op="get", arm=arm, name=name)
+        return self.ask("get", arm, name)
 
     def put(self, arm: int, name: str, value: Any) -> None:
-        self.ask(op="put", arm=arm, name=name, value=value)
+        self.ask("put", arm, name, value)
 
     def kill_arms(self) -> None:
         """Kill -9, as a crash or a pulled power plug."""
-        assert self.arms is not None
         self.arms.kill()
         self.arms.wait(10)
 
@@ -139,10 +129,9 @@ class Ros:
         for kind, generator in (("msg", genpy.generator.MsgGenerator()), ("srv", genpy.generator.SrvGenerator())):
             out, files = package / kind, []
             out.mkdir(parents=True)
-            for name, text in MESSAGES.items():
-                if name.startswith(kind):
-                    files.append(str(self.folder / f"{Path(name).name}.{kind}"))
-                    Path(files[-1]).write_text(text)
+            for name in (name for name in MESSAGES if name.startswith(kind)):
+                files.append(str(self.folder / f"{Path(name).name}.{kind}"))
+                Path(files[-1]).write_text(MESSAGES[name])
             generator.generate_messages("interbotix_xs_msgs", files, str(out), {})
             genpy.generate_initpy.write_modules(str(out))
         (package / "__init__.py").touch()
@@ -150,7 +139,6 @@ class Ros:
 
 @functools.cache
 def ros() -> Ros:
-    """Start the master, once."""
     logger_class, handlers = logging.getLoggerClass(), list(logging.getLogger().handlers)
     made = Ros()
     import rospy

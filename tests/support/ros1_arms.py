@@ -1,7 +1,6 @@
 """The process of two simulated ALOHA arms: a node of rospy, controlled by lines of JSON on its standard input.
 
-{"op": "reset"}, {"op": "get", "arm": 0, "name": ...} and {"op": "put", "arm": 0, "name": ..., "value": ...} are about
-the attributes of an `XsArm`; each is answered by a line.
+["reset"], ["get", ARM, NAME] and ["put", ARM, NAME, VALUE] are about an `XsArm`; each is answered by a line.
 """
 
 from __future__ import annotations
@@ -23,15 +22,13 @@ SERVICES = {"get_robot_info": srv.RobotInfo, "get_motor_registers": srv.Register
 
 
 def publish(arms: list[XsArm], publishers: list[rospy.Publisher]) -> None:
-    stamps = [rospy.Time.now()] * len(arms)
     due = time.monotonic()
     while not rospy.is_shutdown():
-        for k, (arm, publisher) in enumerate(zip(arms, publishers, strict=True)):
-            fields = arm.step()
-            stamps[k] = stamps[k] if arm.frozen_stamp else rospy.Time.now()
-            if not arm.silent:
+        for arm, publisher in zip(arms, publishers, strict=True):
+            fields, stamp = arm.state()
+            if fields:
                 message = JointState(**fields)
-                message.header.stamp = stamps[k]
+                message.header.stamp = rospy.Time.from_sec(stamp)
                 publisher.publish(message)
         due = max(due + 0.01, time.monotonic())
         time.sleep(max(due - time.monotonic(), 0.0))
@@ -58,15 +55,15 @@ def main() -> None:
     threading.Thread(target=publish, args=(arms, publishers), daemon=True).start()
     print("ready", flush=True)
     for line in sys.stdin:
-        request = json.loads(line)
+        op, *values = json.loads(line)
         result = None
-        if request["op"] == "reset":
+        if op == "reset":
             for arm in arms:
                 arm.reset()
-        elif request["op"] == "get":
-            result = getattr(arms[request["arm"]], request["name"])
+        elif op == "get":
+            result = getattr(arms[values[0]], values[1])
         else:
-            setattr(arms[request["arm"]], request["name"], request["value"])
+            setattr(arms[values[0]], *values[1:])
         print(json.dumps(result), flush=True)
 
 

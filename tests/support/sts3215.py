@@ -1,21 +1,33 @@
-"""Simulated Feetech STS3215 motors behind a pseudo terminal, for LeRobot's own bus; run as a program with LeRobot.
+"""Simulated Feetech STS3215 motors behind a pseudo terminal, for LeRobot's own buses.
 
-The program drives them with the driver `lerobot`, and prints JSON of what happened.
+`run` starts this file as a program with the interpreter that SERL_CHUNK_LEROBOT_PYTHON names. It drives the motors with
+the driver `lerobot`, or reads them with the device `lerobot` as a leader, and prints JSON of what happened.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
+import math
 import os
 import pty
+import subprocess
 import sys
 import threading
 import time
 import tty
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from serl_chunk_robot.devices.lerobot_teleoperator import LeRobotTeleoperator
+
+PYTHON = os.environ.get("SERL_CHUNK_LEROBOT_PYTHON")
 PING, READ, WRITE, SYNC_READ, SYNC_WRITE = 1, 2, 3, 0x82, 0x83
 MODEL, MIN, MAX, TORQUE, GOAL, TORQUE_LIMIT, PRESENT = 3, 9, 11, 40, 42, 48, 56  # addresses
 JOINTS = ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_roll", "gripper")
+LOW, HIGH = 1024, 3072
+AT = [2048 + 50 * motor for motor in range(1, 7)]  # encoder steps, as the motors begin
 LAG = 0.02  # s
 LATE = 0.1  # s
 
@@ -26,13 +38,11 @@ class Motors:
     def __init__(self) -> None:
         self.memory = {motor: bytearray(256) for motor in range(1, 7)}
         for motor in self.memory:
-            self.put(motor, MODEL, 777)
-            self.put(motor, MIN, 1024)
-            self.put(motor, MAX, 3072)
-            self.put(motor, PRESENT, 2048 + 50 * motor)
+            for address, value in ((MODEL, 777), (MIN, LOW), (MAX, HIGH), (PRESENT, AT[motor - 1])):
+                self.put(motor, address, value)
             self.memory[motor][0:2] = b"\x03\x0a"  # firmware
         self.writes: list[tuple[int, int]] = []
-        self.silent = self.held = False  # held: by a hand
+        self.silent = False
         self.late = 0  # packets whose answer comes after LeRobot has given up
         self.since = time.monotonic()
         self.terminal, user = pty.openpty()
@@ -87,7 +97,7 @@ class Motors:
         share = min((now - self.since) / LAG, 1.0)
         self.since = now
         for motor in self.memory:
-            if self.memory[motor][TORQUE] and not self.held:
+            if self.memory[motor][TORQUE]:
                 at = self.get(motor, PRESENT)
                 self.put(motor, PRESENT, at + round(share * (self.get(motor, GOAL) - at)))
 
@@ -96,21 +106,57 @@ class Motors:
         os.write(self.terminal, b"\xff\xff" + packet + bytes([~sum(packet) & 0xFF]))
 
 
-def signatures() -> dict[str, list[str]]:
-    """Names of the parameters of what the driver calls, of LeRobot itself."""
-    import inspect
+def run(program: str, folder: Path) -> dict[str, Any]:
+    """Return the JSON that the program printed last; skip the test without that interpreter."""
+    import pytest
 
-    from lerobot.motors.feetech import FeetechMotorsBus
-    from lerobot.robots.so_follower import SOFollower
+    import serl_chunk_robot
 
-    names = {FeetechMotorsBus: ("connect", "disconnect", "disable_torque", "enable_torque", "sync_read", "sync_write"),
-             SOFollower: ("configure", "get_observation", "send_action")}  # fmt: skip
+    package = Path(serl_chunk_robot.__file__).resolve().parents[1]
+    # What the interpreter has of its own stays first.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(package)])}
+    if not PYTHON or subprocess.run([PYTHON, "-c", "import lerobot.motors.feetech, scservo_sdk"],
+                                    env=environment, capture_output=True, check=False).returncode:  # fmt: skip
+        pytest.skip("SERL_CHUNK_LEROBOT_PYTHON names no interpreter that has lerobot[feetech]")
+    done = subprocess.run([PYTHON, __file__, program, str(folder)], env=environment, capture_output=True, text=True,
+                          timeout=120, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert isinstance(found, dict)
+    return found
+
+
+def wait(until) -> None:  # type: ignore[no-untyped-def]
+    ends = time.monotonic() + 10.0
+    while not until():
+        assert time.monotonic() < ends
+        time.sleep(0.005)
+
+
+def signatures(names: dict[type, tuple[str, ...]]) -> dict[str, list[str]]:
     return {f"{kind.__name__}.{name}": list(inspect.signature(getattr(kind, name)).parameters)
             for kind, each in names.items() for name in each}  # fmt: skip
 
 
-def main(folder: str) -> None:
+def calibrate(folder: str) -> None:
+    calibration = {name: {"id": k + 1, "drive_mode": 0, "homing_offset": 0, "range_min": LOW, "range_max": HIGH}
+                   for k, name in enumerate(JOINTS)}  # fmt: skip
+    (Path(folder) / "cell.json").write_text(json.dumps(calibration))
+
+
+def rounds(read) -> int:  # type: ignore[no-untyped-def]
+    stamps, until = set(), time.monotonic() + 1.0
+    while time.monotonic() < until:
+        stamps.add(read().stamp)
+        time.sleep(0.001)
+    return len(stamps)
+
+
+def follower(folder: str) -> None:
     """Drive simulated motors. `folder`: for the calibration."""
+    from lerobot.motors.feetech import FeetechMotorsBus
+    from lerobot.robots.so_follower import SOFollower
+
     from serl_chunk_robot.drivers.base import DriverError
     from serl_chunk_robot.drivers.lerobot_robot import LeRobotArms
 
@@ -120,15 +166,14 @@ def main(folder: str) -> None:
     def driver() -> LeRobotArms:
         return LeRobotArms(type="so101_follower", params=params, low=-1.6, high=1.6, velocity=4.0)
 
-    found: dict[str, object] = {"signatures": signatures()}
+    of_bus = ("connect", "disconnect", "disable_torque", "enable_torque", "sync_read", "sync_write")
+    of_arm = ("configure", "get_observation", "send_action")
+    found: dict[str, object] = {"signatures": signatures({FeetechMotorsBus: of_bus, SOFollower: of_arm})}
     try:
         driver().connect(time.monotonic)
     except DriverError as e:
         found["uncalibrated"] = str(e)
-    calibration = {name: {"id": k + 1, "drive_mode": 0, "homing_offset": 0, "range_min": 1024, "range_max": 3072}
-                   for k, name in enumerate(JOINTS)}  # fmt: skip
-    with open(os.path.join(folder, "cell.json"), "w", encoding="utf-8") as file:
-        json.dump(calibration, file)
+    calibrate(folder)
     arm = driver()
     arm.connect(time.monotonic)
     found["connected"] = {"torque": arm.read().torque, "q": arm.read().q.tolist(), "writes": len(motors.writes)}
@@ -137,16 +182,10 @@ def main(folder: str) -> None:
     time.sleep(0.2)
     found["cleared"] = {"torque": motors.torque(), "q": arm.read().q.tolist()}
     target = arm.read().q + 0.1
-    began = time.monotonic()
     arm.command(target, 0.02)
     wait(lambda: abs(arm.read().q - target).max() < 0.01)
-    found["moved"] = {"seconds": time.monotonic() - began, "q": arm.read().q.tolist(), "target": target.tolist()}
-    stamps = []
-    until = time.monotonic() + 1.0
-    while time.monotonic() < until:
-        stamps.append(arm.read().stamp)
-        time.sleep(0.001)
-    found["rounds"] = len({*stamps})
+    found["moved"] = {"q": arm.read().q.tolist(), "target": target.tolist()}
+    found["rounds"] = rounds(arm.read)
     still, moved, fast = arm.read().q, 0.0, 0.0
     for _ in range(20):
         motors.late = 1
@@ -175,12 +214,101 @@ def main(folder: str) -> None:
     print(json.dumps(found))
 
 
-def wait(until) -> None:  # type: ignore[no-untyped-def]
-    ends = time.monotonic() + 10.0
-    while not until():
-        assert time.monotonic() < ends
-        time.sleep(0.005)
+def in_rad(steps: list[int]) -> list[float]:
+    """Joints, rad, and a gripper's share, of encoder steps."""
+    joints = [(at - (LOW + HIGH) / 2) * math.tau / 4095 for at in steps[:5]]
+    return [*joints, (steps[5] - LOW) / (HIGH - LOW)]
+
+
+def driven(motors: Motors, leader: LeRobotTeleoperator) -> dict[str, object]:
+    """Drive the leader to its end, and with motors that fall silent."""
+    import numpy as np
+
+    from serl_chunk_robot.devices import leader_motion as of_drive
+    from serl_chunk_robot.devices.leader_motion import Permission
+    from serl_chunk_robot.safety.motion import Limits, Rates
+
+    of_drive.VALID = 0.5  # s: machines that run tests may stand still for longer than robot PCs may
+    still = np.zeros(6)
+    rate = np.full(6, 0.47)  # of first_day
+    limits = Limits(np.full(6, -1.5), np.full(6, 1.5), Rates(rate, rate / 0.08, rate / 0.0008), still, still, still)
+
+    def drive(number: int, goal: np.ndarray, until: str) -> None:
+        def done() -> bool:
+            leader.drive.permit(Permission(number, time.monotonic(), goal, limits))
+            return leader.read().drive.number == number and leader.read().drive.phase == until
+
+        wait(done)
+        wait(lambda: all(motors.torque()))
+
+    start = leader.read().joints
+    goal = np.clip(start + np.array([0.5, -0.3, 0.4, -0.5, 0.2, 0.3]), -1.2, 0.9)
+    drive(1, goal, "keeps")
+    found: dict[str, object] = {"kept": motors.torque(), "goal": goal.tolist(), "at": leader.read().joints.tolist()}
+    found["limit"] = [motors.get(motor, TORQUE_LIMIT) for motor in motors.memory]
+    leader.drive.end(1, "the actor ended it")
+    wait(lambda: leader.read().drive.phase == "there")
+    found["there"] = motors.torque()
+    drive(2, start, "moves")
+    motors.silent = True
+    wait(lambda: leader.read().drive.phase == "failed" and not leader.read().alive)
+    motors.silent = False
+    wait(lambda: leader.read().alive)
+    found["back"] = motors.torque()
+    return found
+
+
+def leader(folder: str) -> None:
+    """Read simulated motors, and drive them. `folder`: for the calibration."""
+    from lerobot.teleoperators.bi_so_leader import BiSOLeader
+    from lerobot.teleoperators.koch_leader import KochLeader
+    from lerobot.teleoperators.so_leader import SOLeader
+
+    from serl_chunk_robot.devices.base import DeviceError
+    from serl_chunk_robot.devices.lerobot_teleoperator import LeRobotTeleoperator
+
+    motors = Motors()
+
+    def device(**params: object) -> LeRobotTeleoperator:
+        given = {"port": motors.port, "id": "cell", "calibration_dir": folder, **params}
+        return LeRobotTeleoperator(type="so101_leader", params=given)
+
+    both = ("configure", "get_action")
+    found: dict[str, object] = {"expected": in_rad(AT)}
+    found["signatures"] = signatures({SOLeader: both, KochLeader: both, BiSOLeader: both[1:]})
+    for motor, steps in enumerate(AT, 1):  # they hold themselves
+        motors.put(motor, GOAL, steps)
+        motors.memory[motor][TORQUE] = 1
+    try:
+        device()
+    except DeviceError as e:
+        found["uncalibrated"] = str(e)
+    found["refused"] = {"torque": motors.torque(), "writes": len(motors.writes)}
+    calibrate(folder)
+    for units, degrees in (("percent", False), ("degrees", True)):
+        made = device(use_degrees=degrees)
+        found[units] = made.read().joints.tolist()
+        if not degrees:
+            made.close()
+    target = [2000, 2100, 1900, 2200, 2300, 1500]
+    for motor, steps in enumerate(target, 1):
+        motors.put(motor, PRESENT, steps)
+    found["target"] = in_rad(target)
+    wait(lambda: abs(made.read().joints - found["target"]).max() < 1e-3)
+    found["moved"] = made.read().joints.tolist()
+    found["rounds"] = rounds(made.read)
+    motors.silent = True
+    wait(lambda: not made.read().alive)
+    found["silent"] = {"alive": made.read().alive, "joints": made.read().joints.tolist()}
+    time.sleep(1.0)  # it is opened again meanwhile, without an answer
+    motors.silent = False
+    wait(lambda: made.read().alive)
+    found["again"] = made.read().joints.tolist()
+    found["driven"] = driven(motors, made)
+    made.close()
+    found["torque"] = motors.torque()
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    {"follower": follower, "leader": leader}[sys.argv[1]](sys.argv[2])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import enum
 import sys
-import threading
 import time
 import types
 from collections.abc import Iterator
@@ -27,16 +26,8 @@ class RuntimeError(builtins.RuntimeError):
     """Of a controller."""
 
 
-class Mode(enum.Enum):
-    idle = 0
-    position = 1
-    velocity = 2
-    external_effort = 3
-    effort = 4
-
-
-class Model(enum.Enum):
-    wxai_v0 = 0
+Mode = enum.Enum("Mode", ["idle", "position", "velocity", "external_effort", "effort"], start=0)
+Model = enum.Enum("Model", ["wxai_v0"], start=0)
 
 
 class StandardEndEffector:
@@ -55,8 +46,7 @@ class Controller:
         self.calls: list[str] = []
         self.error = ""
         self.silent: Any = None  # the output that is repeated
-        self.configured_at: float | None = None
-        self.lock = threading.Lock()
+        self.configured_at = 0.0
 
     def q(self) -> np.ndarray:
         share = min((time.monotonic() - self.began) / self.takes, 1.0) if self.takes else 1.0
@@ -69,23 +59,17 @@ CONTROLLERS: dict[str, Controller] = {}
 class TrossenArmDriver:
     """As the wheel's: getters of an arm that is not configured return nothing, and setters raise LogicError."""
 
-    def __init__(self) -> None:
-        self._controller: Controller | None = None
-        self._arguments: tuple[Any, ...] = ()
+    _controller: Controller | None = None
+    _arguments: tuple[Any, ...] = ()
 
-    def configure(
-        self, model: Model, end_effector: object, serv_ip: str, clear_error: bool, timeout: float = 20.0
-    ) -> None:
+    def configure(self, model, end_effector, serv_ip, clear_error, timeout=20.0) -> None:
         if serv_ip not in CONTROLLERS:
-            raise RuntimeError(
-                f"Failed to connect to the arm controller's TCP server at {serv_ip}:50001 within {timeout} seconds\nSee"
-            )
+            raise RuntimeError(f"Failed to connect to the arm controller's TCP server at {serv_ip}:50001\nSee")
         controller = CONTROLLERS[serv_ip]
         if controller.error and not clear_error:
             raise RuntimeError(controller.error)
         if clear_error:
-            controller.error = ""
-            controller.modes = [Mode.idle] * 7
+            controller.error, controller.modes = "", [Mode.idle] * 7
         controller.configured_at = time.monotonic()
         self._controller, self._arguments = controller, (model, end_effector, serv_ip)
 
@@ -110,23 +94,15 @@ class TrossenArmDriver:
         return [] if self._controller is None else self._controller.q().tolist()
 
     def get_robot_output(self) -> Any:
-        controller = self._controller
-        if controller is None:
-            nothing = types.SimpleNamespace(positions=[], velocities=[], efforts=[])
-            header = types.SimpleNamespace(id=0, timestamp=0)
-            return types.SimpleNamespace(header=header, joint=types.SimpleNamespace(all=nothing))
-        self._need()
+        if self._controller is None:
+            return output([], 0)
+        controller = self._need()
         if controller.silent not in (None, True):
             return controller.silent
-        assert controller.configured_at is not None
-        elapsed = time.monotonic() - controller.configured_at
-        q = controller.q().tolist()
-        every = types.SimpleNamespace(positions=q, velocities=[0.0] * 7, efforts=[0.1] * 7)
-        header = types.SimpleNamespace(id=int(COUNT * elapsed), timestamp=int(1e6 / COUNT) * int(COUNT * elapsed))
-        output = types.SimpleNamespace(header=header, joint=types.SimpleNamespace(all=every))
+        found = output(controller.q().tolist(), int(COUNT * (time.monotonic() - controller.configured_at)))
         if controller.silent:
-            controller.silent = output
-        return output
+            controller.silent = found
+        return found
 
     def set_all_modes(self, mode: Mode = Mode.idle) -> None:
         controller = self._need()
@@ -136,9 +112,8 @@ class TrossenArmDriver:
         controller.start = controller.goal = controller.q().tolist()
 
     def set_all_positions(
-        self, goal_positions: list[float], goal_time: float = 2.0, blocking: bool = True,
-        goal_feedforward_velocities: list[float] | None = None,
-        goal_feedforward_accelerations: list[float] | None = None,
+        self, goal_positions, goal_time=2.0, blocking=True, goal_feedforward_velocities=None,
+        goal_feedforward_accelerations=None,
     ) -> None:  # fmt: skip
         controller = self._need()
         assert all(type(value) is float for value in goal_positions)
@@ -146,10 +121,9 @@ class TrossenArmDriver:
         if controller.modes != [Mode.position] * 7:
             controller.error = "Robot input with modes different than configured modes received"
             raise RuntimeError(controller.error)
-        with controller.lock:
-            controller.commands.append((list(goal_positions), goal_time))
-            controller.start, controller.goal = controller.q().tolist(), list(goal_positions)
-            controller.began, controller.takes = time.monotonic(), goal_time
+        controller.commands.append((list(goal_positions), goal_time))
+        controller.start, controller.goal = controller.q().tolist(), list(goal_positions)
+        controller.began, controller.takes = time.monotonic(), goal_time
 
     def _need(self) -> Controller:
         if self._controller is None:
@@ -159,9 +133,16 @@ class TrossenArmDriver:
         return self._controller
 
 
+def output(positions: list[float], count: int) -> Any:
+    """What a controller sends after `count` others."""
+    n = len(positions)
+    every = types.SimpleNamespace(positions=positions, velocities=[0.0] * n, efforts=[0.1] * n)
+    header = types.SimpleNamespace(id=count, timestamp=int(1e6 / COUNT) * count)
+    return types.SimpleNamespace(header=header, joint=types.SimpleNamespace(all=every))
+
+
 @contextmanager
 def installed(*addresses: str) -> Iterator[dict[str, Controller]]:
-    """Let the package be imported, with a controller at each address."""
     CONTROLLERS.clear()
     CONTROLLERS.update({address: Controller() for address in addresses})
     with patch.dict(sys.modules, {"trossen_arm": sys.modules[__name__]}):

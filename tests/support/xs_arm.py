@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,11 @@ UPPER = [math.pi, 1.2566370, 1.6057029, math.pi, 2.2340214, math.pi]
 FASTER = 0.5  # of its way to the target that a motor makes in a step
 
 
+def finger(angle: float) -> float:
+    """Where a finger is at an angle of the gripper's motor, m."""
+    return 0.022 * math.sin(angle) + math.sqrt(0.036**2 - (0.022 * math.cos(angle)) ** 2)
+
+
 class XsArm:
     """One arm. Tests set its attributes; `steps` of motion are at 100 Hz."""
 
@@ -23,19 +29,18 @@ class XsArm:
         self.reset()
 
     def reset(self) -> None:
-        """Stand, with torque, in POSE."""
-        self.q = list(POSE)
-        self.target = list(POSE)
-        self.group: list[list[float]] = []  # commands in the order they came
-        self.single: list[float] = []
-        self.calls: list[str] = []  # services that change something
-        self.torque = [True] * 7
-        self.errors = [0] * 7
+        self.q, self.target, self.upper, self.stamp = list(POSE), list(POSE), list(UPPER), time.time()
+        self.group, self.single, self.calls = [], [], []  # commands in their order; services that change something
+        self.torque, self.errors, self.velocity_profile = [True] * 7, [0] * 7, [0] * 7
         self.alerts = True  # reads of a motor with an error fail, as its answers have the bit of an alert
-        self.velocity_profile = [0] * 7
         self.mode = {"arm": "position", "gripper": "current_based_position"}
-        self.upper = list(UPPER)
         self.silent = self.pi = self.hangs = self.frozen_stamp = self.simulated = False
+
+    def state(self) -> tuple[dict[str, list], float]:
+        """Move; return what the node publishes, the fields and the stamp (s), and no fields of a silent arm."""
+        fields = self.step()
+        self.stamp = self.stamp if self.frozen_stamp else time.time()
+        return {} if self.silent else fields, self.stamp
 
     def step(self) -> dict[str, list]:
         """Move and return the fields of a joint state, all joints and both fingers."""
@@ -43,17 +48,14 @@ class XsArm:
             before = np.array(self.q)
             go = np.where(self.torque, FASTER * (np.array(self.target) - before), 0.0)
             self.q = (before + go).tolist()
-            finger = 0.022 * math.sin(self.q[6]) + math.sqrt(0.036**2 - (0.022 * math.cos(self.q[6])) ** 2)
-            position = [*self.q, finger, -finger]
-            if self.pi:  # what the node publishes of motors that did not answer
-                position = [-math.pi] * 9
+            # -pi is what the node publishes of motors that did not answer.
+            position = [-math.pi] * 9 if self.pi else [*self.q, finger(self.q[6]), -finger(self.q[6])]
             velocity = [*(100 * go).tolist(), 0.0, 0.0]
             effort = [*(1000 * go).tolist(), 0.0, 0.0]
         names = [*JOINTS, "gripper", "left_finger", "right_finger"]
         return {"name": names, "position": position, "velocity": velocity, "effort": effort}
 
     def command(self, name: str, value: Any) -> None:
-        """Take a JointGroupCommand, or a JointSingleCommand."""
         with self.lock:
             if name == "arm":
                 self.group.append(list(value))
@@ -64,13 +66,10 @@ class XsArm:
                 self.target[6] = self.single[-1]
 
     def serve(self, service: str, request: Any) -> dict[str, Any]:
-        """Answer a service; fields of its response."""
         if service == "get_robot_info":
-            arm = request.name == "arm"
-            return {"mode": self.mode[request.name], "profile_type": "velocity",
-                    "joint_names": JOINTS if arm else ["gripper"],
-                    "joint_lower_limits": LOWER if arm else [0.021],
-                    "joint_upper_limits": self.upper if arm else [0.057]}  # fmt: skip
+            names, low, high = (JOINTS, LOWER, self.upper) if request.name == "arm" else (["gripper"], [0.021], [0.057])
+            return {"mode": self.mode[request.name], "profile_type": "velocity", "joint_names": names,
+                    "joint_lower_limits": low, "joint_upper_limits": high}  # fmt: skip
         if service == "get_motor_registers":
             of = {"Torque_Enable": self.torque, "Hardware_Error_Status": self.errors,
                   "Profile_Velocity": self.velocity_profile, "Profile_Acceleration": [0] * 7}  # fmt: skip

@@ -18,14 +18,12 @@ def patient(monkeypatch):
 
 @pytest.fixture
 def hid(tmp_path):
-    """Virtual SpaceMice."""
     with fake_hid.installed(tmp_path) as hid:
         yield hid
 
 
 @pytest.fixture
 def inputs(tmp_path):
-    """Virtual devices of evdev."""
     with evdev_stand_in.installed(tmp_path) as inputs:
         yield inputs
 

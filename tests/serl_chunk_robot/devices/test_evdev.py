@@ -10,7 +10,7 @@ import types
 import evdev_stand_in
 import numpy as np
 import pytest
-from evdev_stand_in import AbsInfo
+from evdev_stand_in import STICKS, XBOX, AbsInfo
 from robot_served import wait
 
 from serl_chunk_robot.devices import evdev_device, polling
@@ -20,26 +20,31 @@ from serl_chunk_robot.devices.evdev_device import MOVES, PAD_BUTTONS, FootPedal,
 PEDAL = "usb-PCsensor_FootSwitch-event-kbd"
 
 
-def test_a_device_is_found_by_a_part_of_its_name_and_grabbed(inputs, opened):
-    pedal = inputs.device(PEDAL)
+@pytest.fixture
+def pedal(inputs):
+    return inputs.device(PEDAL)
+
+
+def events(device) -> list[tuple[str, bool]]:
+    return [(event.name, event.pressed) for event in device.keys()]
+
+
+def test_a_device_is_found_by_a_part_of_its_name_and_grabbed(inputs, pedal, opened):
     inputs.device("usb-Logitech_Keyboard-event-kbd")
     device = opened(FootPedal, "FootSwitch")
     assert pedal.grabbed is pedal.handles[0]
-    assert device.name == "FootSwitch"
-    assert device.read().alive
+    assert (device.name, device.read().alive) == ("FootSwitch", True)
     with pytest.raises(DeviceError, match=f"{PEDAL}: cannot be opened and grabbed.*fuser"):
         FootPedal(str(pedal.path))
     assert len(pedal.handles) == 1
     device.close()
     assert pedal.grabbed is None
-    assert not device.read().alive
 
 
-@pytest.mark.parametrize("name", ["Foot", "", "/dev/input/by-id/none"])
-def test_a_device_that_is_not_there_or_not_one_is_refused_with_those_that_are(inputs, name, monkeypatch):
+@pytest.mark.parametrize(("name", "what"), [("Foot", "2 devices"), ("/dev/input/by-id/none", "no such device")])
+def test_a_device_that_is_not_there_or_not_one_is_refused_with_those_that_are(inputs, name, what, monkeypatch):
     for k in (1, 2):
         inputs.device(f"usb-Foot{k}-event-kbd")
-    what = "2 devices" if name == "Foot" else "no such device"
     with pytest.raises(DeviceError, match=f"'{name}': {what}.*usb-Foot1-event-kbd, usb-Foot2-event-kbd"):
         FootPedal(name)
     monkeypatch.setattr(os, "access", lambda path, mode: False)
@@ -47,16 +52,14 @@ def test_a_device_that_is_not_there_or_not_one_is_refused_with_those_that_are(in
         FootPedal("Foot1")
 
 
-def test_the_grab_waits_until_no_key_is_down_and_what_was_typed_before_is_dropped(inputs, opened):
-    pedal = inputs.device(PEDAL)
+def test_the_grab_waits_until_no_key_is_down_and_what_was_typed_before_is_dropped(pedal, opened):
     pedal.press("KEY_A")
 
     def lift():
         wait(lambda: bool(pedal.handles))
         assert pedal.grabbed is None
-        pedal.press("KEY_B")
-        pedal.press("KEY_B", 0)
-        pedal.press("KEY_A", 0)
+        for key, value in (("KEY_B", 1), ("KEY_B", 0), ("KEY_A", 0)):
+            pedal.press(key, value)
 
     lifting = threading.Thread(target=lift)
     lifting.start()
@@ -65,32 +68,30 @@ def test_the_grab_waits_until_no_key_is_down_and_what_was_typed_before_is_droppe
     assert pedal.grabbed is not None
     pedal.press("KEY_C")
     wait(lambda: device.read().buttons == (False, False, True))
-    assert [(event.name, event.pressed) for event in device.keys()] == [("right", True)]
+    assert events(device) == [("right", True)]
 
 
 def test_a_key_that_stays_down_is_pressed_from_the_start_and_dropped_events_are_replaced_by_the_state(
-    inputs, opened, monkeypatch
+    pedal, opened, monkeypatch
 ):
     monkeypatch.setattr(evdev_device, "LIFTS", 0.02)
-    pedal = inputs.device(PEDAL)
     pedal.press("KEY_A")
     device = opened(FootPedal, "Foot")
     assert (device.read().buttons, device.keys()) == ((True, False, False), [])
     pedal.drop(("KEY_A", 0), ("KEY_C", 1))
     wait(lambda: device.read().buttons == (False, False, True))
-    assert [(e.name, e.pressed) for e in device.keys()] == [("left", False), ("right", True)]
+    assert events(device) == [("left", False), ("right", True)]
 
 
-def test_a_lost_device_sends_no_release_and_its_handle_is_closed_at_once(inputs, opened, monkeypatch):
+def test_a_lost_device_sends_no_release_and_its_handle_is_closed_at_once(pedal, opened, monkeypatch):
     """The kernel gives its number to no other device before: one that is plugged in again would have another path."""
     monkeypatch.setattr(polling, "AGAIN", 3600.0)
-    pedal = inputs.device(PEDAL)
     device = opened(FootPedal, "Foot")
     pedal.press("KEY_A")
     wait(lambda: device.read().buttons[0])
     pedal.unplug()
     wait(lambda: not pedal.handles)
-    assert [event.pressed for event in device.keys()] == [True]
+    assert events(device) == [("left", True)]
 
 
 def test_codes_of_the_stand_in_are_those_of_evdev():
@@ -107,18 +108,9 @@ def test_codes_of_the_stand_in_are_those_of_evdev():
     assert {*evdev_device.key_codes(ours)} <= {*evdev_device.key_codes(real)}
 
 
-# Keyboards and pedals.
-
-
-@pytest.fixture
-def typed(inputs, opened):
-    """A keyboard: the device, and what its user does."""
+def test_a_held_key_moves_until_it_is_let_go_and_opposite_ones_cancel(inputs, opened):
     user = inputs.device("usb-Keyboard-event-kbd")
-    return opened(Keyboard, "Keyboard"), user
-
-
-def test_a_held_key_moves_until_it_is_let_go_and_opposite_ones_cancel(typed, opened):
-    device, user = typed
+    device = opened(Keyboard, "Keyboard")
     assert sorted(MOVES.values()) == [(axis, sign) for axis in range(6) for sign in (-1.0, 1.0)]
     for key, (axis, sign) in MOVES.items():
         user.press(f"KEY_{key.upper()}")
@@ -127,16 +119,13 @@ def test_a_held_key_moves_until_it_is_let_go_and_opposite_ones_cancel(typed, ope
         user.press(f"KEY_{key.upper()}", 2)  # repeated
         user.press(f"KEY_{key.upper()}", 0)
         wait(lambda: not device.read().twist.any())
-    assert device.keys() == []
-    for key in ("UP", "DOWN", "LEFT"):
+    for key in ("UP", "DOWN", "LEFT", "V"):
         user.press(f"KEY_{key}")
-    wait(lambda: device.read().twist[1] == 1.0)
+    wait(lambda: device.read().buttons == (False, True))
     np.testing.assert_array_equal(device.read().twist, [0, 1, 0, 0, 0, 0])
     user.press("KEY_DOWN", 0)
     wait(lambda: device.read().twist[0] == 1.0)
-    user.press("KEY_V")
-    wait(lambda: device.read().buttons == (False, True))
-    assert device.keys() == [], "buttons are no events"
+    assert device.keys() == [], "moves and buttons are no events"
     device.close()
     device = opened(Keyboard, "Keyboard", {"w": (0, 1.0), "up": (0, 1.0)}, ("z",))
     for key in ("W", "UP", "Z"):
@@ -147,15 +136,9 @@ def test_a_held_key_moves_until_it_is_let_go_and_opposite_ones_cancel(typed, ope
 
 # Gamepads.
 
-STICKS = ("ABS_X", "ABS_Y", "ABS_RX", "ABS_RY")
-STICK, TRIGGER, CROSS = AbsInfo(0, -32768, 32767), AbsInfo(0, 0, 255), AbsInfo(0, -1, 1)
-XBOX = {**dict.fromkeys(STICKS, STICK), **dict.fromkeys(("ABS_Z", "ABS_RZ"), TRIGGER),
-        "ABS_HAT0X": CROSS, "ABS_HAT0Y": CROSS}  # fmt: skip
-
 
 @pytest.fixture
 def pad(inputs, opened):
-    """A pad: the device, and what its user does."""
     user = inputs.device("usb-Xbox-event-joystick", XBOX)
     return opened(Gamepad, "Xbox"), user
 
@@ -176,7 +159,7 @@ def test_sticks_triggers_and_cross_move_and_buttons_are_readings_and_events(pad)
     assert device.read().buttons == tuple(name == "BTN_TR" for name in PAD_BUTTONS)
     user.press("BTN_TR", 0)
     wait(lambda: not any(device.read().buttons))
-    assert [(event.name, event.pressed) for event in device.keys()] == [("tr", True), ("tr", False)]
+    assert events(device) == [("tr", True), ("tr", False)]
 
 
 def test_a_sticks_dead_zone_is_rest_and_it_moves_from_its_edge_on(pad, inputs, opened):
@@ -196,15 +179,9 @@ def test_a_sticks_dead_zone_is_rest_and_it_moves_from_its_edge_on(pad, inputs, o
     user.move("ABS_X", 255)
     wait(lambda: device.read().twist.any())
     np.testing.assert_allclose(device.read().twist, [0, -1, 0, 0, 0, 0])
-    user = inputs.device("usb-Pad-event-joystick", {"ABS_X": STICK, "ABS_Y": STICK})
+    user.drop(("ABS_X", 128))  # events that were dropped are replaced by the state
+    wait(lambda: not device.read().twist.any())
+    user = inputs.device("usb-Pad-event-joystick", {name: XBOX[name] for name in ("ABS_X", "ABS_Y")})
     with pytest.raises(DeviceError, match=r"Pad: no gamepad.*lacks ABS_RY, ABS_RX"):
         Gamepad("Pad")
     assert user.handles == []
-
-
-def test_a_pad_whose_events_were_dropped_is_read_anew(pad):
-    device, user = pad
-    user.move("ABS_Y", -32768)
-    wait(lambda: device.read().twist[0] == 1.0)
-    user.drop(("ABS_Y", 0))
-    wait(lambda: not device.read().twist.any())

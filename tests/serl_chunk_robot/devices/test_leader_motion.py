@@ -18,9 +18,8 @@ STILL = np.zeros(4)
 VELOCITY = np.array([0.4, 0.4, 2.0, 0.4])  # of the profile: the third one is faster than leaders may be
 
 
-def limits() -> Limits:
-    low, high = np.array([-1.5, -1.5, -1.5, 0.0]), np.array([1.5, 1.5, 1.5, 1.0])
-    return Limits(low, high, Rates(VELOCITY, VELOCITY / 0.08, VELOCITY / 0.0008), STILL, STILL, STILL)
+LIMITS = Limits(np.array([-1.5, -1.5, -1.5, 0.0]), np.array([1.5, 1.5, 1.5, 1.0]),
+                Rates(VELOCITY, VELOCITY / 0.08, VELOCITY / 0.0008), STILL, STILL, STILL)  # fmt: skip
 
 
 class Leader:
@@ -58,29 +57,27 @@ class Leader:
         if self.unplugged:
             raise OSError("device not configured")
 
-    def run(self, seconds=LOOK, until=()):
-        """Look at the leader for a time, or until a phase."""
+    def run(self, seconds=LOOK, until=""):
+        """Look at the leader for a time, or until a phase; returns the phase and whether it has torque."""
         for _ in range(max(round(seconds / self.look), 1)):
             self.now += self.look
             if self.torque and not self.blocked:
                 self.joints = self.goal.copy()
             if self.permits:
-                self.drive.permit(Permission(self.number, self.now, self.arm, limits()))
+                self.drive.permit(Permission(self.number, self.now, self.arm, LIMITS))
             self.drive.step(self.sample(), self.now)
-            if self.phase in until:
+            if self.phase == until:
                 break
-        return self.phase
+        return self.phase, self.torque
 
     def sample(self):
         return Sample(None, self.joints.copy(), (), self.now - self.stamp_age, True, self.drive.status)
 
-    @property
-    def phase(self):
-        return self.drive.status.phase
+    phase = property(lambda self: self.drive.status.phase)
+    why = property(lambda self: self.drive.status.why)
 
-    @property
-    def why(self):
-        return self.drive.status.why
+
+FAILED, KEEPS, THERE = ("failed", False), ("keeps", True), ("there", False)
 
 
 @pytest.fixture
@@ -88,18 +85,17 @@ def leader():
     return Leader()
 
 
+@pytest.fixture
 def moving(leader):
-    assert leader.run(STANDS + 0.5, until=()) == "moves"
-    assert leader.torque
+    assert leader.run(STANDS + 0.5) == ("moves", True)
     return leader
 
 
 def test_it_beeps_waits_moves_to_its_arm_slowly_and_keeps_torque_until_it_is_ended(leader, caplog):
-    assert leader.run(STANDS - 0.05) == "waits"
+    assert leader.run(STANDS - 0.05) == ("waits", False)
     assert "\a" in caplog.text
     assert leader.calls == []
-    assert leader.run(20, until=("keeps",)) == "keeps"
-    assert leader.torque
+    assert leader.run(20, until="keeps") == KEEPS
     np.testing.assert_allclose(leader.joints, ARM, atol=1e-5)
     times, places = (np.array(x) for x in zip(*leader.path, strict=True))
     speed = np.abs(np.diff(places, axis=0)) / np.diff(times)[:, None]
@@ -107,43 +103,31 @@ def test_it_beeps_waits_moves_to_its_arm_slowly_and_keeps_torque_until_it_is_end
     assert speed[:, 0].max() > 0.5 * VELOCITY[0]
     leader.run(1.0)
     leader.drive.end(1, "the actor ended it")
-    assert leader.run() == "there"
-    assert not leader.torque
+    assert leader.run() == THERE
     count = len(leader.calls)
-    leader.run(2.0)  # permissions of the same drive go on: nothing begins again
-    assert (leader.phase, len(leader.calls)) == ("there", count)
+    assert leader.run(2.0) == THERE  # permissions of the same drive go on: nothing begins again
+    assert len(leader.calls) == count
 
 
-def test_late_looks_and_a_fast_profile_move_it_no_faster(leader):
-    leader.arm = np.array([0.0, 0.0, 1.0, 0.1])  # the third joint alone
-    moving(leader)
-    leader.look = 0.05
-    leader.run(20, until=("keeps",))
-    steps = np.abs(np.diff([place for _, place in leader.path], axis=0))
+def test_late_looks_and_a_fast_profile_move_it_no_faster(moving):
+    moving.look = 0.05
+    moving.arm[2] = 1.0
+    moving.run(20, until="keeps")
+    steps = np.abs(np.diff([place for _, place in moving.path], axis=0))
     assert (steps.max(axis=0) <= np.minimum(VELOCITY, FASTEST) * 0.02 + 1e-9).all()
 
 
-def test_a_leader_that_is_there_gets_no_torque_and_is_there(leader, caplog):
-    leader.joints = ARM + 0.03
-    assert leader.run() == "there"
-    assert leader.calls == []
-    assert "\a" not in caplog.text
-
-
-def test_without_permission_for_a_moment_its_torque_ends(leader):
+def test_without_permission_for_a_moment_its_torque_ends(moving):
     """The server or the actor was killed, or the network between them is gone."""
-    moving(leader)
-    leader.permits = False
-    leader.run(VALID - 2 * LOOK)
-    assert leader.torque
-    leader.run(3 * LOOK)
-    assert (leader.phase, leader.torque) == ("failed", False)
-    assert "no permission" in leader.why
-    leader.permits = True
-    leader.run(2.0)
-    assert (leader.phase, leader.torque) == ("failed", False), "only another drive begins"
-    leader.number = 2
-    assert leader.run(20, until=("keeps",)) == "keeps"
+    moving.permits = False
+    moving.run(VALID - 2 * LOOK)
+    assert moving.torque
+    assert moving.run(3 * LOOK) == FAILED
+    assert "no permission" in moving.why
+    moving.permits = True
+    assert moving.run(2.0) == FAILED, "only another drive begins"
+    moving.number = 2
+    assert moving.run(20, until="keeps") == KEEPS
 
 
 def changed(**fields):
@@ -172,17 +156,15 @@ ENDS = {  # what happens in motion, and why it fails then
 
 
 @pytest.mark.parametrize(("happens", "why"), ENDS.values(), ids=ENDS)
-def test_what_ends_a_drive_takes_torque_and_nothing_is_commanded_any_more(leader, happens, why):
-    moving(leader)
-    happens(leader)
-    count = leader.calls.count("move")
-    leader.run(3.0 if why == "a hand holds it" else 2 * LOOK, until=("failed",))
-    assert (leader.phase, leader.torque) == ("failed", False)
-    assert why in leader.why
+def test_what_ends_a_drive_takes_torque_and_nothing_is_commanded_any_more(moving, happens, why):
+    happens(moving)
+    count = moving.calls.count("move")
+    assert moving.run(3.0 if why == "a hand holds it" else 2 * LOOK, until="failed") == FAILED
+    assert why in moving.why
     if why == "a hand holds it":
-        assert np.abs(leader.goal - leader.joints).max() < HELD + 0.03
+        assert np.abs(moving.goal - moving.joints).max() < HELD + 0.03
     else:
-        assert leader.calls.count("move") == count
+        assert moving.calls.count("move") == count
 
 
 def test_what_comes_before_it_has_torque_keeps_it_from_getting_any(leader, caplog):
@@ -200,39 +182,39 @@ def test_what_comes_before_it_has_torque_keeps_it_from_getting_any(leader, caplo
             other.run(0.5)
             caplog.clear()
         happens(other)
-        other.run(seconds)
-        assert (other.phase, other.torque, other.calls) == ("failed", False, []), why
+        assert other.run(seconds) == FAILED
+        assert other.calls == []
         assert why in other.why
         assert "\a" not in caplog.text
+    there = Leader()
+    there.joints = ARM + 0.03
+    assert there.run() == THERE
+    assert there.calls == []
+    assert "\a" not in caplog.text
 
 
 def test_torque_ends_at_its_arm_where_a_hand_takes_it_or_nothing_ends_it(leader):
-    leader.run(20, until=("keeps",))
-    leader.run(10.1, until=("there",))
-    assert (leader.phase, leader.torque) == ("there", False)
+    leader.run(20, until="keeps")
+    assert leader.run(10.1, until="there") == THERE
     taken = Leader()
-    taken.run(20, until=("keeps",))
+    taken.run(20, until="keeps")
     changed(blocked=True, joints=FIRST)(taken)
-    taken.run(2 * LOOK)
-    assert (taken.phase, taken.torque) == ("there", False)
+    assert taken.run(2 * LOOK) == THERE
 
 
-def test_one_reading_that_is_wrong_gets_no_set_point_and_is_no_hand(leader):
-    moving(leader)
+def test_one_reading_that_is_wrong_gets_no_set_point_and_is_no_hand(moving):
     for _ in range(10):
-        at = leader.joints.copy()
-        leader.blocked, leader.joints[1] = True, 1.0
-        count = leader.calls.count("move")
-        leader.run(LOOK)
-        assert leader.calls.count("move") == count
-        leader.blocked, leader.joints = False, at
-        leader.run(0.1)
-        assert leader.phase == "moves"
+        at, count = moving.joints.copy(), moving.calls.count("move")
+        moving.blocked, moving.joints[1] = True, 1.0
+        moving.run(LOOK)
+        assert moving.calls.count("move") == count
+        moving.blocked, moving.joints = False, at
+        assert moving.run(0.1) == ("moves", True)
 
 
 @pytest.mark.parametrize("phase", ["moves", "keeps"])
 def test_unplugged_it_is_a_loss_and_is_not_driven_once_it_is_back(leader, phase):
-    leader.run(20, until=(phase,))
+    leader.run(20, until=phase)
     leader.run(2 * LOOK)
     leader.unplugged = True
     if phase == "keeps":
@@ -240,38 +222,35 @@ def test_unplugged_it_is_a_loss_and_is_not_driven_once_it_is_back(leader, phase)
     with pytest.raises(OSError, match="not configured"):
         leader.run(1.0)
     leader.drive.lost("device not configured")
-    assert leader.phase == "failed"
     leader.unplugged, leader.torque = False, False  # opening it anew took its torque
     count = len(leader.calls)
-    leader.run(3.0)
+    assert leader.run(3.0) == FAILED
     assert len(leader.calls) == count
 
 
-def test_a_leader_that_stays_away_from_its_arm_loses_its_torque(leader):
-    moving(leader)
-    leader.blocked, ends = True, leader.now + 20
-    while leader.phase == "moves" and leader.now < ends:
-        leader.joints = leader.goal - [0.0, 0.07, 0.0, 0.0]
-        leader.run()
-    assert (leader.phase, leader.torque) == ("failed", False)
-    assert "stays 0.07 from its arm" in leader.why
+def test_a_leader_that_stays_away_from_its_arm_loses_its_torque(moving):
+    moving.blocked, ends = True, moving.now + 20
+    while moving.phase == "moves" and moving.now < ends:
+        moving.joints = moving.goal - [0.0, 0.07, 0.0, 0.0]
+        moving.run()
+    assert moving.run() == FAILED
+    assert "stays 0.07 from its arm" in moving.why
 
 
 def test_it_commands_nothing_while_it_is_driven_and_counts_once_it_is_neutral_without_torque(leader):
-    first, counted = NeutralFirst(), []
+    first = NeutralFirst()
+
+    def counts() -> bool:
+        leader.run()
+        return first.admit(leader.sample(), leader.now, ARM)
+
     while leader.phase != "keeps":
-        leader.run()
-        counted.append(first.admit(leader.sample(), leader.now, ARM))
-    for _ in range(100):
-        leader.run()
-        counted.append(first.admit(leader.sample(), leader.now, ARM))
-    assert not any(counted)
+        assert not counts()
+    assert not any(counts() for _ in range(100))
     leader.drive.end(1, "the actor ended it")
-    leader.run()
     began = leader.now
-    while not first.admit(leader.sample(), leader.now, ARM):
-        leader.run()
+    while not counts():
+        pass
     assert 0.29 < leader.now - began < 0.33
     leader.joints = ARM + 0.1  # and falls: it moved, and is not driven back
-    leader.run(1.0)
-    assert not leader.torque
+    assert leader.run(1.0) == THERE

@@ -1,20 +1,23 @@
-"""What the drivers of ALOHA's arms have in common, over the stand-in of ROS 2."""
+"""ALOHA's arms: over the stand-in of ROS 2, and behind a real ROS 1 master, with a node of rospy as the arms."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
-from unittest.mock import patch
+import types
 
 import pytest
-from driver_rigs import AlohaRig, ros2_arms
+import ros1
+from driver_rigs import AlohaRig, Served, fixture
 from hypothesis import given
 from hypothesis import strategies as st
-from rclpy_stand_in import End, installed
+from rclpy_stand_in import End
+from robot_served import wait
+from xs_arm import finger
 
 from serl_chunk_robot.drivers import aloha_arms
-from serl_chunk_robot.drivers.aloha_arms import AlohaArms, Gripper
+from serl_chunk_robot.drivers.aloha_arms import Gripper
+from serl_chunk_robot.drivers.aloha_ros1 import aloha_ros1
 from serl_chunk_robot.drivers.aloha_ros2 import Ros2, aloha_ros2
 from serl_chunk_robot.drivers.base import SUPPORTED, DriverError
 
@@ -23,26 +26,21 @@ SECOND = Gripper(0.6197, 1.6214)  # of ALOHA 2
 LEFT = "follower_left"
 
 
-@pytest.fixture
-def rig() -> Iterator[AlohaRig]:
-    with ros2_arms() as rig:
-        assert isinstance(rig, AlohaRig)
-        yield rig
-        rig.driver.close()
+SYSTEM = [pytest.mark.system, pytest.mark.skipif(bool(ros1.missing()), reason=ros1.missing())]
+rig, ros1_rig = fixture("aloha_ros2"), fixture(pytest.param("aloha_ros1", marks=SYSTEM))
+either = fixture("aloha_ros2", pytest.param("aloha_ros1", marks=SYSTEM))
 
 
 @pytest.mark.parametrize(("gripper", "closed", "opened"), [(FIRST, 0.01844, 0.05800), (SECOND, 0.0440, 0.0579)])
 def test_the_crank_is_the_one_that_alohas_constants_are_of(gripper, closed, opened):
     """Angles and finger positions of both generations, as their own programs list them."""
-    assert gripper.opening(closed) == pytest.approx(0.0, abs=0.005)
-    assert gripper.opening(opened) == pytest.approx(1.0, abs=0.005)
+    assert (gripper.opening(closed), gripper.opening(opened)) == pytest.approx((0.0, 1.0), abs=0.005)
 
 
 @given(opening=st.floats(0.0, 1.0), gripper=st.sampled_from([FIRST, SECOND]))
 def test_an_opening_that_is_commanded_is_the_one_that_is_measured(opening, gripper):
     angle = gripper.angle(opening)
-    finger = 0.022 * math.sin(angle) + math.sqrt(0.036**2 - (0.022 * math.cos(angle)) ** 2)
-    assert gripper.opening(finger) == pytest.approx(opening, abs=1e-6)
+    assert gripper.opening(finger(angle)) == pytest.approx(opening, abs=1e-6)
     assert gripper.closed - 1e-9 <= angle <= max(gripper.open, math.pi / 2)
     assert gripper.angle(opening - 1.001) == gripper.angle(0.0) == pytest.approx(gripper.closed)
     assert gripper.angle(opening + 1.001) == gripper.angle(1.0)
@@ -51,19 +49,14 @@ def test_an_opening_that_is_commanded_is_the_one_that_is_measured(opening, gripp
 
 @given(angle=st.floats(-0.6, 1.4), gripper=st.sampled_from([FIRST, SECOND]))
 def test_the_speed_is_the_derivative_of_the_opening(angle, gripper):
-    def opening(a: float) -> float:
-        return gripper.opening(0.022 * math.sin(a) + math.sqrt(0.036**2 - (0.022 * math.cos(a)) ** 2))
-
-    assert gripper.speed(angle, 2.0) == pytest.approx(
-        2 * (opening(angle + 1e-6) - opening(angle - 1e-6)) / 2e-6, abs=1e-4
-    )
+    ahead, behind = (gripper.opening(finger(angle + h)) for h in (1e-6, -1e-6))
+    assert gripper.speed(angle, 2.0) == pytest.approx(2 * (ahead - behind) / 2e-6, abs=1e-4)
 
 
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
         ("mode", {"arm": "pwm", "gripper": "position"}, "its arm is in mode 'pwm', expected 'position'.*sleep pose"),
-        ("mode", {"arm": "position", "gripper": "current"}, "its gripper is in mode 'current'"),
         ("velocity_profile", [0, 0, 131, 0, 0, 0, 0], "elbow: Profile_Velocity is 131, expected 0"),
         ("upper", [math.pi, 1.99, 1.6, math.pi, 2.23, math.pi], "upper limit of shoulder is 1.990.*leader"),
         ("silent", True, "follower_right/joint_states: no state within"),
@@ -99,28 +92,22 @@ def test_torque_that_is_off_at_connection_is_reported(rig, monkeypatch, caplog):
     assert (rig.driver.read().torque, rig.driver.read().faults) == (True, ())
 
 
-def reads(driver: AlohaArms, text: str) -> None:
-    """Wait for the only fault; "": for none."""
-    until = time.monotonic() + 5
-    while (faults := driver.read().faults) != ((text,) if text else ()) and not (text and text in str(faults)):
-        assert time.monotonic() < until, faults
-        time.sleep(0.01)
+def reads(rig: AlohaRig, text: str) -> None:
+    rig.read(lambda reading: any(text in fault for fault in reading.faults) if text else not reading.faults)
 
 
-def test_another_publisher_is_a_fault_until_it_ends():
-    with installed() as graph, patch.object(aloha_arms, "POLL", 0.1):
-        topic = f"/{LEFT}/commands/joint_single"
-        graph.others[topic] = [End("teleop", "/lab/")]
-        with pytest.raises(DriverError, match="/lab/teleop publishes commands too"):
-            aloha_ros2().connect(time.monotonic)
-        graph.others.clear()
-        driver = aloha_ros2()
-        driver.connect(time.monotonic)
-        graph.others[topic] = [End("record_episodes", "/")]
-        reads(driver, "/record_episodes")
-        graph.others.clear()
-        reads(driver, "")
-        driver.close()
+def test_another_publisher_is_a_fault_until_it_ends(rig):
+    topic, others = f"/{LEFT}/commands/joint_single", rig.graph.others
+    others[topic] = [End("teleop", "/lab/")]
+    with pytest.raises(DriverError, match="/lab/teleop publishes commands too"):
+        rig.connect()
+    others.clear()
+    rig.driver = aloha_ros2()
+    rig.connect()
+    others[topic] = [End("record_episodes", "/")]
+    reads(rig, "/record_episodes")
+    others.clear()
+    reads(rig, "")
 
 
 GRIPPER = "follower_left/gripper: it has an error, or does not answer. Reboot it"
@@ -153,7 +140,7 @@ def test_a_grippers_reboot_is_done_while_the_robot_is_stopped(rig, monkeypatch):
     assert rig.get(0, "calls")[1:] == ["reboot_motors elbow True"], "alone"
     rig.put(0, "mode", {"arm": "position", "gripper": "pwm"})
     rig.driver.set("reboot", "follower_left/gripper")
-    rig.read(lambda reading: any("'pwm'" in fault for fault in reading.faults))
+    reads(rig, "'pwm'")
 
 
 @pytest.mark.parametrize(
@@ -172,29 +159,25 @@ def test_a_motor_with_an_error_is_named_also_where_its_registers_cannot_be_read(
 
 def test_a_state_that_is_none_is_an_error_until_the_next(rig):
     rig.ready()
-    rig.driver._heard(
-        LEFT, type("Message", (), {"name": ["waist"], "position": [0.0], "velocity": [], "effort": []}), 0.0
-    )
+    rig.driver._heard(LEFT, types.SimpleNamespace(name=["waist"], position=[0.0], velocity=[], effort=[]), 0.0)
     rig.put(0, "silent", True)
     with pytest.raises(DriverError, match="follower_left/joint_states: no state of an ALOHA arm"):
         rig.read(lambda reading: False)
 
 
-def test_an_arm_whose_node_was_launched_again_is_checked_before_it_moves():
-    with installed() as graph, patch.object(aloha_arms, "POLL", 0.1):
-        driver = aloha_ros2()
-        driver.connect(time.monotonic)
-        graph.gone = True
-        reads(driver, "follower_left: its node is gone")
-        graph.arms[LEFT].velocity_profile[1] = 131
-        graph.gone = False
-        reads(driver, "follower_left/shoulder: Profile_Velocity is 131, expected 0")
-        driver.clear_faults()
-        reads(driver, "follower_left: its node is gone, or was launched again and is checked")
-        reads(driver, "follower_left/shoulder: Profile_Velocity is 131, expected 0")
-        graph.arms[LEFT].velocity_profile[1] = 0
-        reads(driver, "")
-        driver.close()
+def test_an_arm_whose_node_was_launched_again_is_checked_before_it_moves(rig):
+    rig.connect()
+    profile = rig.get(0, "velocity_profile")
+    rig.graph.gone = True
+    reads(rig, "follower_left: its node is gone")
+    profile[1] = 131
+    rig.graph.gone = False
+    reads(rig, "follower_left/shoulder: Profile_Velocity is 131, expected 0")
+    rig.driver.clear_faults()
+    reads(rig, "follower_left: its node is gone, or was launched again and is checked")
+    reads(rig, "follower_left/shoulder: Profile_Velocity is 131, expected 0")
+    profile[1] = 0
+    reads(rig, "")
 
 
 def test_a_node_that_was_launched_again_between_two_looks_is_noticed(rig, monkeypatch):
@@ -214,11 +197,9 @@ def test_a_service_that_hangs_is_a_fault_and_not_a_wait_while_the_other_arm_answ
     rig.ready()
     rig.put(0, "hangs", True)
     rig.read(lambda reading: bool(reading.faults))
-    faults = []
     for _ in range(100):
-        faults.append(rig.driver.read().faults)
+        assert "follower_left/get_motor_registers: no answer within 0.05 s" in str(rig.driver.read().faults)
         time.sleep(0.005)
-    assert all("follower_left/get_motor_registers: no answer within 0.05 s" in str(each) for each in faults)
     began = time.monotonic()
     rig.driver.set("torque", False)
     assert time.monotonic() - began < 0.04
@@ -237,3 +218,45 @@ def test_a_stop_never_targets_a_measured_pose(rig):
     for level in (0, 1, 2):
         rig.read(lambda reading, level=level: rig.driver.stop("doubtful", level))
     assert [len(rig.get(arm, "group")) for arm in (0, 1)] == [1, 1]
+
+
+# Behind a real ROS 1.
+
+TELEOP = """
+import rospy, time
+from interbotix_xs_msgs.msg import JointGroupCommand
+rospy.init_node("forgotten_teleoperation", disable_signals=True)
+publisher = rospy.Publisher("/puppet_right/commands/joint_group", JointGroupCommand, queue_size=1)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def test_killed_arms_take_no_set_point_and_stop_the_robot(either):
+    either.connect()
+    served, target = Served(either), either.read().q
+    served.hold()
+    served.passes(5)
+    assert served.loop.machine.state == "HOLD"
+    either.vanish()
+    served.run(lambda: served.loop.machine.state == "STOPPED")
+    words = ("ms old", "no node takes commands", "its node is gone")
+    assert any(word in served.loop.machine.word for word in words)
+    with pytest.raises(DriverError, match="no node takes commands"):
+        wait(lambda: either.driver.command(target, 0.02) is not None)
+    assert either.read(lambda reading: time.monotonic() - reading.stamp > 0.1)
+    assert not either.driver.stop("gone", 1)
+
+
+def test_a_publisher_of_ros_1_is_named_and_refused_until_it_ends(ros1_rig):
+    """One that was killed stays in the master's list, and counts no more."""
+    other = ros1.ros().start("-u", "-c", TELEOP)
+    assert other.stdout.readline() == "ready\n"
+    with pytest.raises(DriverError, match="puppet_right: /forgotten_teleoperation publishes commands too"):
+        ros1_rig.connect()
+    ros1_rig.driver.close()
+    other.kill()
+    other.wait(10)
+    ros1_rig.driver = aloha_ros1()
+    ros1_rig.ready()
+    assert ros1_rig.read().faults == ()

@@ -5,6 +5,7 @@ The environment's SERL_CHUNK_LEROBOT_PYTHON names an interpreter that has lerobo
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 import time
@@ -14,9 +15,9 @@ from typing import Any
 import lerobot_stand_in
 import numpy as np
 import pytest
-import real_lerobot
 import sts3215
-from lerobot_stand_in import JOINTS, START, Port, installed
+from driver_rigs import Rig
+from lerobot_stand_in import JOINTS, START, Port
 
 from serl_chunk_robot.drivers.base import DriverError
 from serl_chunk_robot.drivers.lerobot_robot import LATE, LeRobotArms
@@ -25,37 +26,34 @@ PORT = "/dev/ttyACM0"
 LIMITS: dict[str, Any] = {"low": -1.6, "high": 1.6, "velocity": 4.0}
 
 
+def arm(**options: Any) -> LeRobotArms:
+    params = {"port": PORT, "id": "follower", **(options.pop("params", None) or {})}
+    return LeRobotArms(**{"type": "so101_follower", "params": params, **LIMITS, **options})
+
+
 @pytest.fixture
 def port() -> Iterator[Port]:
-    with installed(PORT) as ports:
+    with lerobot_stand_in.installed(PORT) as ports:
         yield ports[PORT]
         assert "two threads" not in ports[PORT].calls
 
 
-def arm(**options: Any) -> LeRobotArms:
-    params = {"port": PORT, "id": "follower", **options.pop("params", {})}
-    return LeRobotArms(**{"type": "so101_follower", "params": params, **LIMITS, **options})
+@pytest.fixture
+def ready(port):
+    with contextlib.ExitStack() as stack:
 
+        def make(**options: Any) -> Rig:
+            rig = Rig(arm(**options))
+            stack.callback(rig.driver.close)
+            rig.ready()
+            return rig
 
-def read(driver: LeRobotArms, when: Any) -> Any:
-    until = time.monotonic() + 10
-    while not when(reading := driver.read()):
-        assert time.monotonic() < until, reading
-        time.sleep(0.002)
-    return reading
-
-
-def ready(driver: LeRobotArms) -> LeRobotArms:
-    driver.connect(time.monotonic)
-    driver.clear_faults()
-    read(driver, lambda reading: reading.torque)
-    return driver
+        yield make
 
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory) -> dict[str, Any]:
-    """What LeRobot's own buses did with simulated motors."""
-    return real_lerobot.run(sts3215.__file__, tmp_path_factory.mktemp("calibration"))
+    return sts3215.run("follower", tmp_path_factory.mktemp("calibration"))
 
 
 def test_lerobots_own_arm_is_driven_and_keeps_its_torque(real):
@@ -71,111 +69,94 @@ def test_lerobots_own_arm_is_driven_and_keeps_its_torque(real):
     assert real["closed"] == [1] * 6
     assert real["again"] == {"torque": True, "writes": 0}, "connecting to arms that hold themselves writes nothing"
     assert real["off"] == [0] * 6
-
-
-def test_the_stand_in_has_the_parameters_of_lerobot(real):
     ours = {"FeetechMotorsBus": lerobot_stand_in.MotorsBus, "SOFollower": lerobot_stand_in.SOFollower}
-    assert len(real["signatures"]) == 9
     for name, parameters in real["signatures"].items():
         kind, _, method = name.partition(".")
         assert list(inspect.signature(getattr(ours[kind], method)).parameters) == parameters, name
 
 
-def params(**more: Any) -> dict[str, Any]:
-    return {"params": {"port": PORT, "id": "follower", **more}}
+TWO = {"id": "cell", "left_arm_config": {"port": PORT}, "right_arm_config": {"port": PORT}}
 
 
 @pytest.mark.parametrize(
     ("options", "match"),
     [
         ({"type": "so102"}, r"'so102' is no robot .* so101_follower.*Not imported: broken \(No module"),
-        ({"type": "wheels", "params": None}, r"wheels: .*no serial bus"),
-        (params(use_degrees=False), r"params\.use_degrees: False.*scale"),
-        (params(disable_torque_on_disconnect=True), r"params\.disable_torque_on_disconnect: True.*would fall"),
-        (params(num_read_retries=2), r"params\.num_read_retries: 2.*late answer"),
-        (params(port="/dev/other"), r"/dev/other.*lerobot-find-port.*Check power and port"),
+        ({"params": {"use_degrees": False}}, r"params\.use_degrees: False.*scale"),
+        ({"params": {"disable_torque_on_disconnect": True}}, r"params\.disable_torque_on_disconnect: .*would fall"),
+        ({"params": {"num_read_retries": 2}}, r"params\.num_read_retries: 2.*late answer"),
+        ({"params": {"port": "/dev/other"}}, r"/dev/other.*lerobot-find-port.*Check power and port"),
         ({"grippers": ["wrist_roll"]}, r"wrist_roll: its unit is degrees\. Write scale"),
-        ({"type": "bi_so_follower", "params": {"id": "cell", "right_arm_config": {"port": PORT}, "left_arm_config": {
-            "port": PORT, "disable_torque_on_disconnect": True}}}, "would fall"),
     ],
-)  # fmt: skip
+)
 def test_options_that_lerobot_or_the_arm_cannot_take_are_named_and_nothing_is_opened(port, options, match):
-    driver = LeRobotArms(**{"type": "so101_follower", **params(), **LIMITS, **options})
     with pytest.raises(DriverError, match=match):
-        driver.connect(time.monotonic)
+        arm(**options).connect(time.monotonic)
+    with pytest.raises(DriverError, match=r"wheels: .*no serial bus"):
+        LeRobotArms(type="wheels", **LIMITS).connect(time.monotonic)
+    falls = {**TWO, "left_arm_config": {"port": PORT, "disable_torque_on_disconnect": True}}
+    with pytest.raises(DriverError, match="would fall"):
+        LeRobotArms(type="bi_so_follower", params=falls, **LIMITS).connect(time.monotonic)
     assert not port.open
 
 
-def test_an_arm_that_has_torque_keeps_it_also_where_it_is_not_calibrated(port):
-    port.registers["Torque_Enable"] = [1] * 6
-    port.registers["Goal_Position"] = list(START)
-    ready(arm()).close()
+def test_an_arm_that_has_torque_keeps_it_also_where_it_is_not_calibrated(port, ready):
+    port.registers["Torque_Enable"], port.registers["Goal_Position"] = [1] * 6, list(START)
+    rig = ready()
+    rig.driver.close()
     assert (port.calls, port.open) == ([], False), "it is left alone by connect, clear and close"
+    rig = ready()
+    target = rig.read().q + 0.05
+    rig.read(lambda reading: rig.driver.command(target, 0.02) or abs(reading.q[2] - target[2]) < 0.01)  # it is cleared
+    port.torque[2] = 0
+    fault = rig.read(lambda reading: bool(reading.faults))
+    assert fault.faults == ("no torque: elbow_flex. Is a motor overloaded or hot?",)
+    rig.driver.clear_faults()
+    rig.read(lambda reading: reading.torque and not reading.faults)
+    rig.driver.close()
+    assert port.calls == ["Torque_Enable elbow_flex 1"], "no other one's is touched"
     port.registers["Min_Position_Limit"] = [0] * 6
     with pytest.raises(DriverError, match=rf"{PORT}: .*--robot.type=so101_follower --robot.port={PORT} --robot.id=fol"):
         arm().connect(time.monotonic)
-    assert not port.calls
-    assert not port.open
-    both = {"id": "cell", "left_arm_config": {"port": PORT}, "right_arm_config": {"port": PORT}}
     with pytest.raises(DriverError, match=rf"--robot.left_arm_config.port={PORT} --robot.right_arm_config.port={PORT}"):
-        LeRobotArms(type="bi_so_follower", params=both, **LIMITS).connect(time.monotonic)
+        LeRobotArms(type="bi_so_follower", params=TWO, **LIMITS).connect(time.monotonic)
+    assert (port.calls[1:], port.open) == ([], False)
 
 
-def test_clear_gives_torque_to_one_motor_without_taking_it_from_the_others(port):
-    driver = ready(arm())
-    target = driver.read().q + 0.05
-    driver.command(target, 0.02)
-    read(driver, lambda reading: abs(reading.q[2] - target[2]) < 0.01)
-    port.calls.clear()
-    port.registers["Torque_Enable"][2] = 0
-    assert read(driver, lambda reading: reading.faults).faults == (
-        "no torque: elbow_flex. Is a motor overloaded or hot?",
-    )
-    driver.clear_faults()
-    read(driver, lambda reading: reading.torque and not reading.faults)
-    driver.close()
-    assert port.calls == ["Torque_Enable elbow_flex 1"]
-
-
-def test_units_and_order_are_those_of_the_robots_file(port):
-    driver = ready(arm(joints=tuple(reversed(JOINTS)), grippers=["gripper"]))
-    q = driver.read().q
+def test_units_and_order_are_those_of_the_robots_file(port, ready):
+    rig = ready(joints=tuple(reversed(JOINTS)), grippers=["gripper"])
+    q = rig.driver.read().q
     assert q[0] == pytest.approx((START[5] - 1024) / 2048)
     assert q[3] == pytest.approx(2 * math.pi * (START[2] - 2048) / 4095)
-    driver.command(np.array([0.25, 0.1, 0.2, 0.3, 0.4, 0.5]), 0.02)
-    read(driver, lambda reading: abs(reading.q[5] - 0.5) < 0.01)
-    driver.close()
-    assert port.goals[-1] == pytest.approx({
-        "gripper": 25.0, "wrist_roll": math.degrees(0.1), "wrist_flex": math.degrees(0.2),
-        "elbow_flex": math.degrees(0.3), "shoulder_lift": math.degrees(0.4), "shoulder_pan": math.degrees(0.5),
-    })  # fmt: skip
+    rig.driver.command(np.array([0.25, 0.1, 0.2, 0.3, 0.4, 0.5]), 0.02)
+    rig.read(lambda reading: abs(reading.q[5] - 0.5) < 0.01)
+    rig.driver.close()
+    degrees = [math.degrees(x) for x in (0.5, 0.4, 0.3, 0.2, 0.1)]
+    assert port.goals[-1] == pytest.approx(dict(zip(JOINTS, [*degrees, 25.0], strict=True)))
 
 
-def test_what_lerobot_clamps_is_a_fault_until_it_is_cleared(port):
-    driver = ready(arm(params={"max_relative_target": 5.0}))
-    q = driver.read().q
-    driver.command(q + np.array([0.5, 0, 0, 0, 0, 0]), 0.02)
-    reading = read(driver, lambda reading: reading.faults)
-    assert "shoulder_pan.pos: LeRobot sent" in reading.faults[0]
-    assert "max_relative_target" in reading.faults[0]
-    driver.clear_faults()
-    assert not driver.read().faults
-    driver.close()
+def test_what_lerobot_clamps_is_a_fault_until_it_is_cleared(ready):
+    rig = ready(params={"max_relative_target": 5.0})
+    rig.driver.command(rig.driver.read().q + np.array([0.5, 0, 0, 0, 0, 0]), 0.02)
+    (fault,) = rig.read(lambda reading: bool(reading.faults)).faults
+    assert "shoulder_pan.pos: LeRobot sent" in fault
+    assert "max_relative_target" in fault
+    rig.driver.clear_faults()
+    assert not rig.driver.read().faults
 
 
-def test_a_bus_that_fails_is_a_fault_takes_no_set_points_and_recovers(port):
-    driver, dropped = ready(arm()), []
-    driver._arms[0].bus.port_handler.ser.reset_input_buffer = lambda: dropped.append(time.monotonic())
+def test_a_bus_that_fails_is_a_fault_takes_no_set_points_and_recovers(port, ready):
+    rig, dropped = ready(), []
+    rig.driver._arms[0].bus.port_handler.ser.reset_input_buffer = lambda: dropped.append(time.monotonic())
     port.broken = "Failed to sync read.\n[TxRxResult] There is no status packet!"
-    reading = read(driver, lambda reading: reading.faults)
+    reading = rig.read(lambda reading: bool(reading.faults))
     assert reading.faults == ("so101_follower: Failed to sync read. [TxRxResult] There is no status packet!",)
     with pytest.raises(DriverError, match="no status packet"):
-        driver.command(reading.q, 0.02)
-    read(driver, lambda reading: len(dropped) > 3)  # late answers, after each round that failed
+        rig.driver.command(reading.q, 0.02)
+    rig.read(lambda reading: len(dropped) > 3)  # late answers, after each round that failed
     port.broken = ""
-    assert read(driver, lambda reading: not reading.faults).stamp > reading.stamp
-    driver.command(reading.q, 0.02)
-    driver.close()
+    assert rig.read(lambda reading: not reading.faults).stamp > reading.stamp
+    rig.driver.command(reading.q, 0.02)
 
 
 class Moving:
@@ -193,9 +174,8 @@ class Moving:
 
 
 @pytest.fixture
-def stepped(port) -> tuple[LeRobotArms, Moving]:
-    """A driver whose thread ended, on a clock of its own."""
-    driver, robot = ready(arm()), Moving()
+def stepped(ready) -> tuple[LeRobotArms, Moving]:
+    driver, robot = ready().driver, Moving()
     driver.close()
     driver._robot, driver._clock = robot, lambda: robot.now
     driver._positions.past.clear()
@@ -209,8 +189,7 @@ def test_speeds_are_those_of_the_positions(stepped):
         driver._exchange()
     reading = driver.read()
     assert reading.stamp == robot.now
-    assert reading.dq[0] == pytest.approx(math.radians(60))
-    assert reading.dq[5] == pytest.approx(0.6)
+    assert reading.dq[[0, 5]] == pytest.approx([math.radians(60), 0.6])
     assert len(driver._positions.past) < 10
     robot.now = 10.0  # at 600 degrees
     with pytest.raises(DriverError, match=r"shoulder_pan reads 10\.472, which it cannot reach"):

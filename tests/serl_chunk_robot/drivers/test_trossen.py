@@ -11,16 +11,12 @@ import importlib
 import inspect
 import os
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 import trossen_stand_in
-from driver_rigs import TrossenRig
+from driver_rigs import fixture
 from trossen_stand_in import Mode
 
 from serl_chunk_robot.drivers.base import DriverError
@@ -34,30 +30,20 @@ needs_wheel = pytest.mark.skipif(
 LEFT, RIGHT = "10.0.0.4", "10.0.0.5"
 
 
-@pytest.fixture
-def rig() -> Iterator[TrossenRig]:
-    with trossen_stand_in.installed(LEFT, RIGHT) as controllers:
-        rig = TrossenRig(controllers)
-        yield rig
-        rig.driver.close()
-
-
-@pytest.fixture(scope="module")
-def wheel() -> Iterator[Any]:
-    with patch.object(sys, "path", [*sys.path, str(FOLDER)]):
-        yield importlib.import_module("trossen_arm")
-    sys.modules.pop("trossen_arm", None)
+rig = fixture("trossen")
 
 
 def signature(function: ast.FunctionDef) -> list[tuple[str, str]]:
-    """Names of the parameters and their defaults, of a stub."""
     arguments = function.args
     defaults = [None] * (len(arguments.args) - len(arguments.defaults)) + list(arguments.defaults)
     return [(a.arg, "" if d is None else ast.unparse(d)) for a, d in zip(arguments.args, defaults, strict=True)]
 
 
 @needs_wheel
-def test_the_stand_in_has_the_signatures_of_the_wheel():
+def test_the_stand_in_is_like_the_wheel(monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    monkeypatch.delitem(sys.modules, "trossen_arm", raising=False)
+    wheel = importlib.import_module("trossen_arm")
     tree = ast.parse((FOLDER / "trossen_arm" / "trossen_arm.pyi").read_text())
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     real = {f.name: signature(f) for f in classes["TrossenArmDriver"].body if isinstance(f, ast.FunctionDef)}
@@ -71,45 +57,35 @@ def test_the_stand_in_has_the_signatures_of_the_wheel():
         assert isinstance(function, ast.FunctionDef)
         wanted = [(p, d.replace("...", "Mode.idle")) for p, d in real[name]]
         assert signature(function) == wanted, name
-
-
-@needs_wheel
-def test_the_stand_in_has_the_enumerations_and_exceptions_of_the_wheel(wheel):
     assert {name: m.value for name, m in wheel.Mode.__members__.items()} == {m.name: m.value for m in Mode}
     assert wheel.Model.wxai_v0.value == trossen_stand_in.Model.wxai_v0.value
     for name in ("wxai_v0_follower", "wxai_v0_leader"):
         assert hasattr(wheel.StandardEndEffector, name)
     assert wheel.LogicError.__bases__ == trossen_stand_in.LogicError.__bases__ == (AssertionError,)
     assert wheel.RuntimeError.__bases__ == trossen_stand_in.RuntimeError.__bases__ == (builtins.RuntimeError,)
-    for path in ("header.id", "header.timestamp", "joint.all.positions", "joint.all.velocities", "joint.all.efforts"):
-        output = wheel.RobotOutput()
-        for part in path.split("."):
-            output = getattr(output, part)
+    output = wheel.RobotOutput()
+    assert {"id", "timestamp"} <= {*dir(output.header)}
+    assert {"positions", "velocities", "efforts"} <= {*dir(output.joint.all)}
 
 
-def test_connecting_sets_no_mode_and_clears_no_error(rig):
+def test_connecting_clears_no_error(rig):
     rig.connect()
-    assert not rig.read().torque
-    assert [c.calls + c.commands for c in rig.controllers] == [[], []]
-    assert [c.modes for c in rig.controllers] == [[Mode.idle] * 7] * 2
     with pytest.raises(DriverError, match="idle"):
         rig.driver.command(rig.read().q, 0.02)
-    assert [c.error for c in rig.controllers] == ["", ""]
     rig.driver.close()
     rig.controllers[1].error = "Joint overheated"
     rig.driver = TrossenArms(addresses=[LEFT, RIGHT])
     with pytest.raises(DriverError, match=f"{RIGHT}: no controller can be used .Joint overheated"):
         rig.connect()
     assert rig.controllers[1].error
+    assert [c.calls + c.commands for c in rig.controllers] == [[], []]
 
 
 def test_set_points_are_radians_and_metres_in_one_period(rig):
     rig.ready()
     for controller in rig.controllers:  # a clear switches to position where the arms are
         assert controller.calls == ["set_all_modes position"]
-        (goal, seconds) = controller.commands[0]
-        np.testing.assert_allclose(goal, trossen_stand_in.POSE)
-        assert seconds == 0.0
+        assert controller.commands[0] == (pytest.approx(trossen_stand_in.POSE), 0.0)
     target = rig.read().q
     target[6], target[13], target[1] = 0.25, 1.1, 0.95
     rig.driver.command(target, 0.005)
@@ -137,23 +113,20 @@ def test_a_controllers_error_is_cleared_by_a_thread_or_stays_a_fault(rig, monkey
     assert fault.stamp >= before.stamp
     with pytest.raises(DriverError, match="Joint overheated"):
         rig.driver.command(before.q, 0.02)
-    began = time.monotonic()
     rig.driver.clear_faults()
     rig.driver.clear_faults()  # an operator who presses twice
-    switching = rig.driver.read()
-    assert time.monotonic() - began < 0.05
-    assert "being switched" in switching.faults[-1]
+    assert "being switched" in rig.driver.read().faults[-1]
     with pytest.raises(DriverError, match="Clear the robot first"):
         rig.driver.command(before.q, 0.02)
     rig.read(lambda reading: reading.torque and not reading.faults)
     assert rig.controllers[1].calls.count("clear_error") == 1
-    assert rig.controllers[0].calls == ["set_all_modes position"] * len(rig.controllers[0].calls)
-    rig.fault()
-    rig.read(lambda reading: bool(reading.faults))
+    assert {*rig.controllers[0].calls} == {"set_all_modes position"}
 
     def fails(self: object) -> None:
         raise trossen_stand_in.RuntimeError("Joint clear error command failed")
 
     monkeypatch.setattr(trossen_stand_in.TrossenArmDriver, "clear_error", fails)
+    rig.fault()
+    rig.read(lambda reading: bool(reading.faults))
     rig.driver.clear_faults()
     assert len(rig.read(lambda reading: "Joint clear error" in " ".join(reading.faults)).faults) <= 2

@@ -1,4 +1,4 @@
-"""Where the points of arms are, against MuJoCo's model of ALOHA and by hand, and joints for a tip's pose."""
+"""Where the points of arms are, against MuJoCo's model of ALOHA and by hand; joints for a tip's pose; rotations."""
 
 from __future__ import annotations
 
@@ -7,22 +7,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from robot_limits import HIGH, HOME, LOW, J, viperx
 
 from serl_chunk_robot.geometry import kinematics
-from serl_chunk_robot.geometry.kinematics import Arms, Chain, Link, along, lifted, polynomial, pose_frame, reach
-from serl_chunk_robot.geometry.rotations import axis_angle
+from serl_chunk_robot.geometry.kinematics import along, lifted, polynomial, pose_frame, reach
+from serl_chunk_robot.geometry.rotations import (
+    axis_angle,
+    euler_of_matrix,
+    euler_rates,
+    matrix_of_euler,
+    matrix_of_quat,
+    quat_of_euler,
+    unwrapped,
+)  # fmt: skip
 
 BODIES = ("shoulder_link", "upper_arm_link", "upper_forearm_link", "lower_forearm_link", "wrist_link", "gripper_link")
 JOINTS = ("waist", "shoulder", "elbow", "forearm_roll", "wrist_angle", "wrist_rotate")
-
-
-def test_two_hinges_by_hand():
-    chain = Chain((1, 2, 3), np.pi / 2, [Link((0, 0, 1), (0, 0, 1)), Link((1, 0, 0), (0, 1, 0))], (1, 0, 0))
-    points = Arms([chain], [[2, 0]], 3)(np.array([[0.0, 9.0, 0.0], [np.pi / 2, 9.0, np.pi / 2]]))
-    assert points.shape == (1, 2, 3, 3)
-    assert points[0, 0] == pytest.approx(np.array([[1, 2, 4], [1, 3, 4], [1, 4, 4]]))
-    assert points[0, 1] == pytest.approx(np.array([[1, 2, 4], [0, 2, 4], [0, 2, 3]]))
 
 
 def test_both_arms_are_as_mujoco_has_them():
@@ -61,10 +63,8 @@ def test_the_jacobian_is_that_of_the_tips_frame():
 
 
 def test_no_turn_moves_a_point_further_than_its_lever():
-    arms = viperx()
-    rng = np.random.default_rng(1)
-    poses = rng.uniform(-np.pi, np.pi, (300, 14))
-    turns = rng.uniform(-0.5, 0.5, (300, 14))
+    arms, rng = viperx(), np.random.default_rng(1)
+    poses, turns = rng.uniform(-np.pi, np.pi, (300, 14)), rng.uniform(-0.5, 0.5, (300, 14))
     moved = np.linalg.norm(arms(poses + turns) - arms(poses), axis=-1).max(axis=2)
     for arm, joints in enumerate(arms.joints):
         assert (moved[arm] <= np.abs(turns[:, joints]) @ arms.levers[joints] + 1e-12).all()
@@ -78,9 +78,7 @@ ARMS = viperx()
 def test_poses_of_an_arm_are_found_from_elsewhere(arm):
     rng, missed = np.random.default_rng(arm), 0
     for _ in range(100):
-        there = HOME + rng.uniform(-0.5, 0.5, J)
-        there = np.clip(there, LOW, HIGH)
-        frame = ARMS.tip(arm, there)[0]
+        frame = ARMS.tip(arm, np.clip(HOME + rng.uniform(-0.5, 0.5, J), LOW, HIGH))[0]
         found = reach(ARMS, arm, HOME, frame, LOW, HIGH, turned=True)
         if found is None:
             missed += 1
@@ -123,3 +121,42 @@ def test_a_lift_turns_the_tip_where_it_must():
     frames = [ARMS.tip(0, pose)[0] for pose in way[[0, -1]]]
     np.testing.assert_allclose(frames[1][:3, 3] - frames[0][:3, 3], [0, 0, 0.1], atol=2e-5)
     assert np.linalg.norm(axis_angle(frames[1][:3, :3] @ frames[0][:3, :3].T)) > 0.02
+
+
+# Rotations.
+
+angles = st.tuples(st.floats(-3.14, 3.14), st.floats(-1.5, 1.5), st.floats(-3.14, 3.14)).map(np.array)
+
+
+def turned(axis: int, angle: float) -> np.ndarray:
+    a, b = (axis + 1) % 3, (axis + 2) % 3
+    out = np.eye(3)
+    out[[a, b], [a, b]] = np.cos(angle)
+    out[b, a], out[a, b] = np.sin(angle), -np.sin(angle)
+    return out
+
+
+@given(angles)
+def test_angles_are_turns_about_x_then_y_then_z_of_the_world(euler):
+    matrix = turned(2, euler[2]) @ turned(1, euler[1]) @ turned(0, euler[0])
+    np.testing.assert_allclose(matrix_of_euler(euler), matrix, atol=1e-12)
+    np.testing.assert_allclose(euler_of_matrix(matrix), euler, atol=1e-9)
+    quat = quat_of_euler(euler)
+    for length in (1.0, -1.0, 0.3):
+        np.testing.assert_allclose(matrix_of_quat(length * quat), matrix, atol=1e-12)
+
+
+@given(angles, st.tuples(*[st.floats(-40, 40)] * 3).map(np.array))
+def test_unwrapped_angles_are_the_same_and_within_half_a_turn(euler, near):
+    out = unwrapped(euler, near)
+    assert (np.abs(out - near) <= np.pi + 1e-9).all()
+    np.testing.assert_allclose(matrix_of_euler(out), matrix_of_euler(euler), atol=1e-9)
+
+
+@given(angles, st.tuples(*[st.floats(-2, 2)] * 3).map(np.array))
+def test_rates_are_those_of_the_angles_of_a_body_that_turns(euler, omega):
+    h = 1e-6
+    step = np.array([[0, -omega[2], omega[1]], [omega[2], 0, -omega[0]], [-omega[1], omega[0], 0]]) * h
+    after = (np.eye(3) + step + step @ step / 2) @ matrix_of_euler(euler)
+    rates = (unwrapped(euler_of_matrix(after), euler) - euler) / h
+    np.testing.assert_allclose(euler_rates(euler, omega), rates, rtol=1e-3, atol=1e-2)

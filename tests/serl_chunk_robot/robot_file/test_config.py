@@ -1,23 +1,26 @@
-"""robot.toml: what a short one gives, what a long one sets, and what is refused with its key and value."""
+"""robot.toml: what a short one gives, what a long one sets, what is refused; views of a camera's pictures."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import numpy as np
-import pose_arms
 import pytest
 from errors import naming
+from hypothesis import given
+from hypothesis import strategies as st
 from robot_limits import GRIPPERS, HIGH, HOME, LOW, J, viperx
 
 import serl_chunk_robot
 from serl_chunk_robot.control.motions import Reset, park
-from serl_chunk_robot.drivers.base import DriverSpec
-from serl_chunk_robot.drivers.fake import FakeArms, viperx_arms
+from serl_chunk_robot.drivers.camera import CameraSpec
+from serl_chunk_robot.drivers.fake import viperx_arms
 from serl_chunk_robot.errors import ConfigError
+from serl_chunk_robot.robot_file.camera_views import FLIPS, TURNS, View, read_view
 from serl_chunk_robot.robot_file.config import RobotFile, checked, load, load_driver
 from serl_chunk_robot.robot_file.ranges import PROFILE as PROFILE_RANGES
 from serl_chunk_robot.robot_file.ranges import RANGES
+from serl_chunk_robot.robot_file.toml_file import Table
 from serl_chunk_robot.safety.gate import Gate
 from serl_chunk_robot.server.serve import Motions
 
@@ -49,25 +52,18 @@ following = 0.2
 [kinematics]
 tip = [0.15, 0, 0]
 links = [
-  { offset = [0, 0, 0.079], axis = [0, 0, 1] },
-  { offset = [0, 0, 0.04805], axis = [0, 1, 0] },
-  { offset = [0.05955, 0, 0.3], axis = [0, 1, 0] },
-  { offset = [0.2, 0, 0], axis = [1, 0, 0] },
-  { offset = [0.1, 0, 0], axis = [0, 1, 0] },
-  { offset = [0.069744, 0, 0], axis = [1, 0, 0] },
+  { offset = [0, 0, 0.079], axis = [0, 0, 1] }, { offset = [0, 0, 0.04805], axis = [0, 1, 0] },
+  { offset = [0.05955, 0, 0.3], axis = [0, 1, 0] }, { offset = [0.2, 0, 0], axis = [1, 0, 0] },
+  { offset = [0.1, 0, 0], axis = [0, 1, 0] }, { offset = [0.069744, 0, 0], axis = [1, 0, 0] },
 ]
-[[kinematics.arm]]
-base = [-0.469, 0.5, 0]
-joints = [0, 1, 2, 3, 4, 5]
-[[kinematics.arm]]
-base = [0.469, 0.5, 0]
-yaw = 3.141592653589793
-joints = [7, 8, 9, 10, 11, 12]
+arm = [
+  { base = [-0.469, 0.5, 0], joints = [0, 1, 2, 3, 4, 5] },
+  { base = [0.469, 0.5, 0], yaw = 3.141592653589793, joints = [7, 8, 9, 10, 11, 12] },
+]
 
 [[reset.step]]
 gripper = "open"
 set = { compliance = 0.5 }
-
 [[reset.step]]
 arm = 1
 joints = [0, -0.96, 1.16, 0, -0.3, 0, 0.5]
@@ -110,9 +106,11 @@ class Large(MyCamera):
 class Half:
     def spec(self): ...
 """
-POSES = f'name = "a"\n[driver]\nname = "{Path(pose_arms.__file__).resolve()}:PoseArms"\narms = 2\n'
+POSES = 'name = "a"\n[driver]\nname = "my_arm.py:PoseArms"\n'
 ARM = """
 from dataclasses import dataclass
+import numpy as np
+from serl_chunk_robot.drivers.base import DriverSpec
 from serl_chunk_robot.drivers.fake import FakeArms, viperx_arms
 
 @dataclass
@@ -124,9 +122,12 @@ class MyArm(FakeArms):
         twin = viperx_arms(lag=lag)
         super().__init__(twin.spec(), twin.q, lag=lag)
 
-class Broken(MyArm):
+class PoseArms(FakeArms):
     def __init__(self):
-        raise OSError("no such bus")
+        low, high = (0.2, -0.4, 0.05, 1.5, -1.0, -2.5, 0.0) * 2, (0.7, 0.4, 0.6, 4.5, 1.0, 2.5, 1.0) * 2
+        velocity = (0.5, 0.5, 0.5, 1.5, 1.5, 1.5, 10.0) * 2
+        spec = DriverSpec("poses", low, high, velocity, (6, 13), ((0, 7), (7, 14)), (("q", 14),), targets="poses")
+        super().__init__(spec, np.tile([0.4, 0.0, 0.2, 3.0, 0.0, 0.5, 0.5], 2))
 
 class Needs(MyArm):
     def __init__(self, serial):
@@ -135,6 +136,8 @@ class Needs(MyArm):
 class Half:
     def spec(self): ...
 
+def Broken():
+    raise OSError("no such bus")
 
 def differs(**fields):
     class Other(MyArm):
@@ -164,18 +167,15 @@ def of(folder: Path, text: str) -> RobotFile:
 def test_two_lines_are_enough(tmp_path):
     file = of(tmp_path, SHORT)
     driver = load_driver(file)
-    assert isinstance(driver, FakeArms)
     spec = driver.spec()
     assert (spec.low, spec.high, spec.grippers) == (tuple(LOW), tuple(HIGH), GRIPPERS)
     np.testing.assert_array_equal(driver.q, HOME)
-    checked(file, driver.spec(), driver.q)
-    checked(file, driver.spec(), np.where(np.arange(J) == 1, LOW - 0.02, HOME))  # on a limit
+    checked(file, spec, driver.q)
+    checked(file, spec, np.where(np.arange(J) == 1, LOW - 0.02, HOME))  # on a limit
     assert (file.host, file.port, file.rate, file.start) == ("127.0.0.1", 5600, None, "first_day")
-    assert (file.keys, file.arms, file.reset, file.park) == (None, None, (), None)
-    np.testing.assert_array_equal(file.effort, driver.spec().effort)
-    assert file.needs_go
+    assert (file.keys, file.arms, file.reset, file.park, file.needs_go) == (None, None, (), None, True)
+    np.testing.assert_array_equal(file.effort, spec.effort)
     assert not of(tmp_path, "needs_go = false\n" + DRIVER + "simulated = true").needs_go
-    assert sorted(file.profiles) == ["evaluating", "exploring", "first_day", "teleop"]
     slow, fast = (file.profiles[name].limits for name in ("first_day", "evaluating"))
     np.testing.assert_allclose(slow.rates.velocity, 0.1 * fast.rates.velocity)
     for profile in file.profiles.values():
@@ -187,26 +187,20 @@ def test_a_whole_file(tmp_path):
     file = of(tmp_path, LONG)
     driver = load_driver(file)
     checked(file, driver.spec(), HOME)
-    assert type(driver).__name__ == "MyArm"
-    assert (file.options, file.port, file.rate) == ({"lag": 0.03}, 7000, 100.0)
+    assert (type(driver).__name__, file.options, file.port, file.rate) == ("MyArm", {"lag": 0.03}, 7000, 100.0)
     assert file.keys == tmp_path / "keys"
-    assert file.park is not None
     assert file.effort[[0, 6, 13]].tolist() == [9.0, np.inf, np.inf]
     poses = np.random.default_rng(0).uniform(LOW, HIGH, (20, J))
     np.testing.assert_allclose(file.arms(poses), viperx()(poses), atol=1e-12)
     careful, evaluating = file.profiles["careful"].limits, file.profiles["evaluating"].limits
-    np.testing.assert_allclose(evaluating.rates.velocity, 2.0)
-    np.testing.assert_allclose(careful.rates.velocity, 0.6)
-    np.testing.assert_allclose(careful.rates.jerk, 0.3 * evaluating.rates.jerk)
-    np.testing.assert_allclose(careful.overspeed, 0.9)
-    np.testing.assert_array_equal(careful.following, 0.2)
-    assert careful.low[0] == -1
-    assert careful.workspace.between_arms == 0.05
+    for found, numbers in ((evaluating.rates.velocity, 2.0), (careful.rates.velocity, 0.6), (careful.overspeed, 0.9),
+                           (careful.rates.jerk, 0.3 * evaluating.rates.jerk), (careful.following, 0.2)):  # fmt: skip
+        np.testing.assert_allclose(found, np.broadcast_to(numbers, J))
+    assert (careful.low[0], careful.workspace.between_arms) == (-1, 0.05)
     first, second = file.reset
     assert (first.gripper, first.grippers, first.set, first.every) == ("open", GRIPPERS, {"compliance": 0.5}, 1)
     assert (second.grippers, second.every, second.wait, second.speed) == ((13,), 5, True, 0.2)
-    assert np.isnan(second.joints[:7]).all()
-    np.testing.assert_array_equal(second.joints[7:], HOME[7:])
+    np.testing.assert_array_equal(second.joints, [*[np.nan] * 7, *HOME[7:]])
     np.testing.assert_array_equal(second.random, [0.0] * 7 + [0.1] * 6 + [0.0])
 
 
@@ -224,17 +218,14 @@ def test_a_digest_is_of_what_acts(tmp_path):
         return of(tmp_path, text).profiles[name].digest
 
     plain = digest(SHORT)
-    assert len(plain) == 12
-    assert int(plain, 16) >= 0
     assert digest(SHORT + "port = 7000\n[profile.first_day]\nvelocity = 0.1") == plain
     assert digest(SHORT + '[profile.mine]\nlike = "evaluating"', "mine") == plain
     for each in ("velocity = 0.9", "acceleration = 9", "jerk = 900", "following = 0.9", "first = 0.9", "high = 0.9",
-                 "velocity = 0.5\noverspeed = 0.9"):  # fmt: skip
-        assert digest(SHORT + f"[profile.evaluating]\n{each}\nlow = 0.0") != plain
-    assert digest(SHORT + "[profile.evaluating]\ngrip_effort = 4") != plain
-    assert digest(LONG) != digest(LONG.replace("radius = 0.03", "radius = 0.04"))
-    assert digest(LONG) != digest(LONG.replace("tip = [0.15", "tip = [0.16"))
-    assert digest(LONG, "teleop") == digest(LONG.replace("tip = [0.15", "tip = [0.16"), "teleop")
+                 "velocity = 0.5\noverspeed = 0.9", "grip_effort = 4"):  # fmt: skip
+        assert digest(f"{SHORT}[profile.evaluating]\n{each}" + "\nlow = 0.0" * ("grip" not in each)) != plain
+    longer = LONG.replace("tip = [0.15", "tip = [0.16")
+    assert len({*map(digest, (LONG, longer, LONG.replace("radius = 0.03", "radius = 0.04")))}) == 3
+    assert digest(LONG, "teleop") == digest(longer, "teleop")
 
 
 DRIVER = 'name = "a"\n[driver]\nname = "fake"\n'
@@ -285,12 +276,10 @@ BAD = [  # text, parameter, what else the error names
             ("velocity", 1e-4), ("acceleration", 1e9), ("jerk", 1e9), ("following", 100), ("following", 1e-6),
             ("first", 100), ("overspeed", 100)]),
     ]),
-    ("rate = 50\n" + PROFILE + "acceleration = 200", "profile.first_day.acceleration", "160 of joint 0"),
     (MINE.format("Bare") + "\n[profile.first_day]\ngrip_effort = 4", "profile.first_day.grip_effort", "4"),
     (PROFILE + 'like = "a"\n[profile.a]\nlike = "first_day"', "profile.a.like", "first_day"),
     *((LONG.replace(old, new), key, named) for old, new, key, named in [
         ("[-0.85, -0.1,", "[-0.85, 1.1,", WORKSPACE + "high", "[0.85, 1.1, 0.9]"),
-        ("radius = 0.03", "radius = -1", WORKSPACE + "radius", "-1"),
         ("high = [0.85,", "high = [100,", WORKSPACE + "high", RANGES["workspace"].why),
         ("between_arms = 0.05", "between_arms = 5", WORKSPACE + "between_arms", RANGES["between_arms"].why),
         ("radius = 0.03", "radius = 0.9", WORKSPACE + "radius", RANGES["radius"].why),
@@ -403,40 +392,105 @@ def test_a_file_that_cannot_be_read_is_named_and_the_command_line_replaces_its_d
         load(tmp_path / "robot.toml")
 
 
-SPEC = viperx_arms().spec()
 NARROW = "[profile.{}]\nlow = [-3, {}, -1.7, -3, -1.8, -3, 0, -3, -1.8, -1.7, -3, -1.8, -3, 0]\n"
 AT_HOME = f"[[reset.step]]\njoints = {HOME.tolist()}\n"
 
 
 @pytest.mark.parametrize(
-    ("text", "spec", "q", "parameter", "named"),
+    ("text", "q", "parameter", "named"),
     [
-        (SHORT + 'start = "first_dya"', SPEC, HOME, "start", "first_day"),
-        (SHORT + "rate = 300", SPEC, HOME, "rate", "300"),
-        (PROFILE + "velocity = 4", SPEC, HOME, "profile.first_day.velocity", "4"),
-        (PROFILE + "high = 4", SPEC, HOME, "profile.first_day.high", "4"),
-        (PROFILE + "low = -4", SPEC, None, "profile.first_day.low", "-4"),
-        (SHORT, viperx_arms(arms=1).spec(), None, "profile.first_day", "14"),
-        (SHORT, SPEC, HOME + 0.6 * (np.arange(J) == 2), "profile.first_day", "1.760"),
-        (SHORT, SPEC, np.where(np.arange(J) == 9, np.nan, HOME), "profile.first_day", "nan"),
+        (SHORT + 'start = "first_dya"', HOME, "start", "first_day"),
+        (SHORT + "rate = 300", HOME, "rate", "300"),
+        (PROFILE + "velocity = 4", HOME, "profile.first_day.velocity", "4"),
+        (PROFILE + "high = 4", HOME, "profile.first_day.high", "4"),
+        (PROFILE + "low = -4", None, "profile.first_day.low", "-4"),
+        (SHORT, HOME + 0.6 * (np.arange(J) == 2), "profile.first_day", "1.760"),
+        (SHORT, np.where(np.arange(J) == 9, np.nan, HOME), "profile.first_day", "nan"),
         # A park pose and places of resets, in every profile.
-        (f"park = {[0, -1.8, 1.5, 0, 0.5, 0, 0] * 2}\n" + SHORT + NARROW.format("teleop", "-1.5"), SPEC, None,
+        (f"park = {[0, -1.8, 1.5, 0, 0.5, 0, 0] * 2}\n" + SHORT + NARROW.format("teleop", "-1.5"), None,
          "profile.teleop",
          "park: joint 1 would go to -1.8, expected a place within this profile's -1.5 to 1.26: `end` could not"),
-        (SHORT + NARROW.format("teleop", "-0.9") + AT_HOME, SPEC, None, "profile.teleop", "reset.step[0]: joint 1"),
-        (SHORT + NARROW.format("mine", "-1.05") + AT_HOME + "random = 0.1", SPEC, None, "profile.mine",
+        (SHORT + NARROW.format("teleop", "-0.9") + AT_HOME, None, "profile.teleop", "reset.step[0]: joint 1"),
+        (SHORT + NARROW.format("mine", "-1.05") + AT_HOME + "random = 0.1", None, "profile.mine",
          "-1.06 to -0.86"),
         (STEP + "arm = 1\njoints = [0, 0, 0, 0, 0, 0, 0]\n[[reset.step]]\nnew_object = true\narm = 1\n"
-         "add = [0, 9, 0, 0, 0, 0, 0]", SPEC, None, "profile.first_day", "reset.step[1]: joint 8 would go to 9"),
-        (POSES + "[[reset.step]]\nheight = 0.7", pose_arms.PoseArms(2).spec(), None, "profile.first_day",
+         "add = [0, 9, 0, 0, 0, 0, 0]", None, "profile.first_day", "reset.step[1]: joint 8 would go to 9"),
+        (POSES + "[[reset.step]]\nheight = 0.7", None, "profile.first_day",
          "reset.step[0]: joint 2 would go to 0.7"),
-        (LONG + "\n" + AT_HOME + "[[reset.step]]\nlift = 1", SPEC, None, "profile.first_day",
+        (LONG + "\n" + AT_HOME + "[[reset.step]]\nlift = 1", None, "profile.first_day",
          "reset.step[3]: the tip of arm 0 cannot go 1 m"),
-        (LONG.replace("-0.85, -0.1,", "-0.8, -0.1,"), SPEC, None, "profile.evaluating", "park: the arms would leave"),
+        (LONG.replace("-0.85, -0.1,", "-0.8, -0.1,"), None, "profile.evaluating", "park: the arms would leave"),
     ],
 )  # fmt: skip
-def test_what_the_robot_cannot_is_refused_before_it_moves(tmp_path, text, spec: DriverSpec, q, parameter, named):
+def test_what_the_robot_cannot_is_refused_before_it_moves(tmp_path, text, q, parameter, named):
     file = of(tmp_path, text)
     with pytest.raises(ConfigError, match=naming(parameter, named)) as e:
-        checked(file, spec, q)
+        checked(file, load_driver(file).spec(), q)
     assert e.value.parameter == parameter
+
+
+def test_a_file_of_two_arms_is_none_of_one(tmp_path):
+    with pytest.raises(ConfigError, match=naming("profile.first_day", "14")):
+        checked(of(tmp_path, SHORT), viperx_arms(arms=1).spec(), None)
+
+
+# Views of a camera's pictures.
+
+PICTURE = CameraSpec(6, 8)
+IMAGE = np.random.default_rng(0).integers(0, 256, (6, 8, 3)).astype(np.uint8)
+
+
+def view_of(**values):
+    return read_view(Table(Path("robot.toml"), "camera[0]", values, None), PICTURE)
+
+
+def by_area(image, size, axis):
+    """Means over equal parts of an axis, from a matrix of the share of each pixel in each part."""
+    length = image.shape[axis]
+    edges = np.arange(size + 1) * length / size
+    low, high = np.maximum(edges[:-1, None], np.arange(length)), np.minimum(edges[1:, None], np.arange(length) + 1)
+    return np.moveaxis(np.tensordot(np.maximum(high - low, 0) * size / length, image, (1, axis)), 0, axis)
+
+
+@given(
+    st.tuples(st.integers(0, 5), st.integers(0, 4), st.integers(1, 3), st.integers(1, 2)), st.sampled_from(TURNS),
+    st.sampled_from(("", *FLIPS)),
+)  # fmt: skip
+def test_each_pixel_is_where_crop_rotation_and_flip_lead_it(crop, rotate, flip):
+    view = View(crop, rotate, flip)
+    x, y, width, height = crop
+    shown = view.apply(IMAGE)
+    size = view.size(PICTURE)
+    assert shown.shape == (size.height, size.width, 3)
+    assert shown.flags.c_contiguous
+    for i in range(height):
+        for j in range(width):
+            turned = {0: (i, j), 90: (j, height - 1 - i), 180: (height - 1 - i, width - 1 - j), 270: (width - 1 - j, i)}
+            row, column = turned[rotate]
+            if flip:
+                across = flip == "horizontal"
+                row, column = (row, size.width - 1 - column) if across else (size.height - 1 - row, column)
+            assert np.array_equal(shown[row, column], IMAGE[y + i, x + j])
+
+
+@given(st.integers(1, 20), st.integers(1, 20), st.integers(1, 20), st.integers(1, 20))
+def test_a_resized_pixel_is_the_mean_of_its_area(height, width, rows, columns):
+    image = np.random.default_rng(height * 20 + width).integers(0, 256, (height, width, 3)).astype(np.uint8)
+    shown = View(resize=(rows, columns)).apply(image).astype(float)
+    exact = by_area(by_area(image.astype(float), rows, 0), columns, 1)
+    assert np.abs(shown - exact).max() < 0.5 + 1e-3
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        *(({"crop": x}, "within 8 x 6 pixels") for x in ([0, 0, 9, 2], [0, 5, 2, 2], [-1, 0, 2, 2], [0, 0, 0, 2])),
+        ({"crop": [0, 0, 2.0, 2]}, "4 whole numbers"), ({"rotate": 45}, "0, 90, 180 or 270"),
+        ({"rotate": True}, "0, 90, 180 or 270"), ({"flip": "both"}, "horizontal or vertical"),
+        ({"resize": [128]}, "2 whole numbers"), ({"resize": [0, 128]}, "above 0"),
+    ],
+)  # fmt: skip
+def test_a_view_that_cannot_be_is_refused_with_its_key(values, named):
+    with pytest.raises(ConfigError, match=named) as raised:
+        view_of(**values)
+    assert raised.value.parameter == f"camera[0].{next(iter(values))}"
