@@ -13,7 +13,7 @@ import threading
 import time
 
 import pytest
-from live_desk import wait_until
+from robot_served import wait as wait_until
 
 from serl_chunk import logs
 from serl_chunk.fleet.local import Relay

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serl_chunk.console.keys import ESCAPE_ALONE, PASTE_SILENCE, SILENCE, Decoder
+from serl_chunk.console.keys import PASTE_SILENCE, SILENCE, Decoder
 
 SPLIT = 0.04  # seconds between two bytes that a network has parted
 PAUSE = 2 * SILENCE  # between what a human types
@@ -93,7 +93,6 @@ def test_no_sequence_is_a_key_in_any_pieces(data):
 
 @given(st.data())
 def test_keys_between_sequences_are_all_there(data):
-    """After a sequence and a short silence every key works, and none is lost before one."""
     events = data.draw(st.lists(st.one_of(st.sampled_from(SEQUENCES), st.sampled_from(sorted(KEYS)))))
     pieces, gap = [], PAUSE
     for event in events:
@@ -115,16 +114,6 @@ def test_a_paste_is_dropped_whole(content, data):
     gaps = [data.draw(st.sampled_from([0.0, SPLIT])) for _ in stream[1:]]
     assert set(decode(cut(stream, gaps))) <= {"escape"}
     assert decode([(0.0, stream), (0.0, b"s")]) == ["s"]
-
-
-def test_a_lone_escape_is_a_key_after_its_time():
-    decoder = Decoder()
-    assert decoder.feed(b"\x1b", 10.0) == []
-    assert decoder.wait(10.01) == pytest.approx(ESCAPE_ALONE - 0.01)
-    assert decoder.poll(10.0 + 0.9 * ESCAPE_ALONE) == []
-    assert decoder.poll(10.0 + 1.1 * ESCAPE_ALONE) == ["escape"]
-    assert decoder.wait(10.03) is None
-    assert decoder.poll(10.04) == []
 
 
 UNFINISHED = (b"\x1b[", b"\x1b[1;5", b"\x1bO", b"\x1b]0;ti", b"\x1bP", b"\x1b[M ", b"\x1b(", b"\x1b[M", b"\x1b]0;title")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from chromium import MISSING, Chromium
-from live_desk import NAMES, Recorded, Viewer, serving, step, wait_until
+from live_desk import NAMES, Recorded, Viewer, serving, step
+from robot_served import wait as wait_until
 
 from serl_chunk.console.bindings import EFFECTIVE, KEYS, STOPS, Action, ActorState
 from serl_chunk.console.view import ConsoleState, Obstacle

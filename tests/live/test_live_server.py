@@ -7,20 +7,27 @@ import itertools
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from errors import naming
-from live_desk import NAMES, Recorded, Viewer, serving, step, wait_until
+from hypothesis import given
+from hypothesis import strategies as st
+from live_desk import NAMES, Desk, Recorded, Viewer, serving, step
 from PIL import Image
+from robot_served import wait as wait_until
 
-from serl_chunk.console.bindings import EFFECTIVE, KEYS, STOPS, Action, ActorState
-from serl_chunk.console.feed import Frame
+from serl_chunk.console.bindings import EFFECTIVE, KEYS, REPEAT, STOPS, Action, ActorState, bind_keys
+from serl_chunk.console.feed import Frame, Ring
 from serl_chunk.console.view import ConsoleState
 from serl_chunk.live import content
+from serl_chunk.live.content import state_json
 from serl_chunk.live.server import LivePage
+from serl_chunk.live.viewers import GONE, MOST, RefusedError, Viewers
 from serl_chunk.main import main
 from serl_chunk.types import ConfigError, Source
+from serl_chunk_robot.client.client import UNCONFIRMED
 
 RESOURCES = ["", "live.js", "live.css", "info", "picture/front/1"]
 JSON = {"Content-Type": "application/json"}
@@ -94,7 +101,6 @@ def test_a_port_in_use_is_named_before_anything_moves(capsys):
 
 @pytest.mark.parametrize("word", ActorState)
 def test_a_key_requests_its_action_where_it_counts(desk, viewers, word):
-    """Stops are requested in every state; the operator knows what they mean there."""
     desk[0].view = ConsoleState(word)
     for action, keys in KEYS.items():
         for key in keys:
@@ -121,22 +127,6 @@ def test_what_was_pressed_for_another_state_does_nothing_but_for_stops(desk, vie
         for key, action in (("space", Action.HOLD), ("x", Action.STOP), ("escape", Action.STOP)):
             assert viewers[0].press(key, word, seen).status == 200
             assert desk[0].taken() == [action]
-
-
-def test_any_viewer_holds_and_stops_and_one_does_all_else(desk, viewers):
-    _, other = viewers
-    answer = other.press("s")
-    assert (answer.status, desk[0].taken()) == (409, [])
-    assert "has control" in answer.json["error"]
-    for key in ("space", "x"):
-        assert other.press(key).status == 200
-    assert desk[0].taken() == [Action.HOLD, Action.STOP]
-    assert other.post("take").status == 409
-    viewers[0].post("release")
-    assert viewers[0].press("s").status == 409
-    assert other.post("take").json["mine"]
-    assert other.press("s").status == 200
-    assert desk[0].taken() == [Action.SUCCESS]
 
 
 def test_events_have_each_tick_once_the_decisions_and_the_actors_end():
@@ -246,3 +236,164 @@ def test_a_killed_browser_and_one_that_reads_nothing_delay_neither_the_loop_nor_
             control.join()
         assert np.median(slowest) < 3e-4
     wait_until(lambda: threading.active_count() <= threads)
+
+
+def shown_robot(desk: Desk) -> list[object]:
+    return state_json(desk.view)["robot"]
+
+
+@pytest.fixture
+def clock():
+    return SimpleNamespace(now=100.0)
+
+
+@pytest.fixture
+def controls(clock):
+    return Viewers(Recorded(), bind_keys(), lambda: clock.now)
+
+
+def holder(controls: Viewers) -> int | None:
+    return controls.view("")["holder"]
+
+
+def test_the_first_viewer_has_control_and_the_next_gets_it_when_that_one_is_gone(controls, clock):
+    controls.here("a")
+    controls.here("b")
+    controls.here("c")
+    for _ in range(10):
+        clock.now += GONE / 2
+        controls.here("b")
+        controls.here("a")
+        assert holder(controls) == 1
+    clock.now += GONE / 2
+    controls.here("b")
+    controls.here("d")
+    clock.now += GONE / 2 + 0.1
+    assert (holder(controls), controls.view("b")["mine"]) == (2, True)
+    assert controls.view("b")["viewers"] == 2
+    controls.here("a")
+    assert (holder(controls), controls.view("a")["you"]) == (2, 5)
+
+
+def test_a_viewer_that_releases_control_leaves_it_to_the_first_that_takes_it(controls, clock):
+    controls.here("a")
+    controls.here("b")
+    controls.release("b")  # it has none
+    assert holder(controls) == 1
+    controls.release("a")
+    clock.now += 1
+    controls.here("b")
+    assert holder(controls) is None
+    with pytest.raises(RefusedError, match="take control"):
+        controls.press("b", "s", ActorState.POLICY, clock.now)
+    controls.take("b")
+    with pytest.raises(RefusedError, match=naming(2)):
+        controls.take("a")
+    clock.now += GONE + 1
+    controls.here("c")  # all had gone
+    assert controls.view("c")["mine"]
+
+
+def test_there_are_so_many_viewers_and_even_one_too_many_stops_at_once(controls):
+    for n in range(MOST):
+        controls.here(str(n))
+    with pytest.raises(RefusedError, match=naming(MOST)):
+        controls.here("more")
+    controls.press("more", "x", "", 0.0)
+    controls.press("more", "space", "", 0.0)
+    assert controls._operator.taken() == [Action.STOP, Action.HOLD]
+    with controls._lock:  # a viewer's request is being worked on
+        done = threading.Thread(target=controls.press, args=("a", "x", "", 0.0), daemon=True)
+        done.start()
+        done.join(5)
+        assert not done.is_alive()
+    assert controls._operator.taken() == [Action.STOP]
+
+
+def test_a_stop_and_its_two_step_clear_reach_the_robot_and_an_unconfirmed_stop_is_shown():
+    with Desk().polled() as desk, serving(desk.operator) as (page, _):
+        viewer = Viewer(page.url, NAMES[0])
+        viewer.post("here")
+        wait_until(lambda: desk.view.word is ActorState.POLICY)
+        assert viewer.press("x").status == 200
+        assert desk.robot.requests[0] == "stop"  # at once
+        wait_until(lambda: desk.view.word is ActorState.STOPPED)
+        wait_until(lambda: len(desk.robot.requests) == 2)  # and by the control loop
+        assert viewer.press("enter", ActorState.STOPPED).status == 409
+        wait_until(lambda: desk.view.robot == desk.robot.shown)
+        assert viewer.press("c", ActorState.STOPPED, robot=shown_robot(desk)).status == 200
+        wait_until(lambda: desk.view.question)
+        assert set(desk.robot.requests) == {"stop"}
+        assert viewer.press("enter", ActorState.STOPPED, robot=shown_robot(desk)).status == 200
+        wait_until(lambda: desk.view.word is ActorState.HOLD)
+        assert desk.robot.requests[-1] == "clear"
+        time.sleep(REPEAT)  # Enter was pressed just now
+        viewer.press("enter", ActorState.HOLD, robot=shown_robot(desk))
+        wait_until(lambda: desk.view.countdown is not None)
+        viewer.press("space", ActorState.HOLD)
+        wait_until(lambda: desk.view.countdown is None)
+        assert desk.operator.holding
+        assert desk.robot.held
+        for unconfirmed, alarm in ((False, ""), (True, UNCONFIRMED)):
+            desk.robot.unconfirmed = unconfirmed
+            wait_until(lambda unconfirmed=unconfirmed: bool(desk.view.alarm) is unconfirmed)
+            assert next(viewer.events())["state"]["alarm"] == alarm
+
+
+@pytest.mark.parametrize("what", ["clear", "go"])
+def test_a_page_requests_for_the_robot_that_the_browser_showed_at_the_press(what):
+    with Desk(countdown=0.1).polled() as desk, serving(desk.operator) as (page, _):
+        viewer = Viewer(page.url, NAMES[0])
+        viewer.post("here")
+        if what == "clear":
+            viewer.press("x")
+            wait_until(lambda: desk.view.word is ActorState.STOPPED)
+        else:
+            desk.robot.hold()
+        wait_until(lambda: desk.view.word is not ActorState.POLICY and desk.view.robot == desk.robot.shown)
+        word, keys = desk.view.word, ["c", "enter"] if what == "clear" else ["enter"]
+        before = shown_robot(desk)
+        desk.robot.generation += 1  # another operator stopped or held it again meanwhile
+        wait_until(lambda: desk.view.robot == desk.robot.shown)
+        for shown, done in ((before, False), (None, False), (["7", "actor", "p"], False), (shown_robot(desk), True)):
+            time.sleep(REPEAT)
+            for key in keys:
+                viewer.press(key, word, robot=shown)
+            time.sleep(0.4)  # a countdown, and a poll
+            assert (desk.view.word is not word) is done, shown
+        assert desk.robot.requests[-1] == what
+
+
+@given(st.lists(st.integers(0, 9), max_size=60), st.integers(1, 8), st.integers(1, 5))
+def test_a_reader_gets_every_row_that_is_kept_in_order(puts, size, most):
+    ring, row, seen, lost = Ring[int](size), 0, [], 0
+    at = 0
+    for n in puts:
+        for _ in range(n):
+            ring.put(row)
+            row += 1
+        got = ring.since(at, most)
+        assert all(number == value for number, value in got)
+        if got:
+            lost += got[0][0] - at
+            assert got[0][0] == max(at, row - size)
+            at = got[-1][0] + 1
+        seen += [value for _, value in got]
+    assert seen == sorted(set(seen))
+    assert at <= row
+    assert len(seen) == at - lost
+
+
+def test_a_row_that_is_overwritten_while_it_is_read_is_left_out():
+    ring = Ring[int](4)
+
+    class Overtaken(list):
+        def __getitem__(self, i):
+            if ring.count < 6:
+                ring.put(ring.count)
+            return super().__getitem__(i)
+
+    for n in range(4):
+        ring.put(n)
+    ring._slots = Overtaken(ring._slots)
+    assert ring.since(0) == [(2, 2), (3, 3)]

@@ -12,20 +12,16 @@ from errors import naming
 from live_desk import NAMES
 from operator_script import Desk, Press
 
-from serl_chunk.actor.chunk_queue import ChunkQueue
-from serl_chunk.actor.clock import Deadlines
 from serl_chunk.actor.episode import EpisodeRunner
-from serl_chunk.actor.inference import DelayEstimate
-from serl_chunk.actor.policy import Decision
 from serl_chunk.cli.process import load
 from serl_chunk.config.experiment import ActorConfig
 from serl_chunk.config.fields import check_unused
 from serl_chunk.console.bindings import Action, ActorState, bind_keys
 from serl_chunk.console.view import ConsoleState, Proposed
 from serl_chunk.live.viewers import RefusedError, Viewers
-from serl_chunk.operator.approval import SETTLE_SECONDS, Approval, ApprovedPlanner
-from serl_chunk.operator.motion_permit import COUNTDOWN, Permit
-from serl_chunk.types import STATE, ConfigError, Outcome, Snapshot, Source
+from serl_chunk.operator.approval import SETTLE_SECONDS
+from serl_chunk.operator.motion_permit import COUNTDOWN
+from serl_chunk.types import ConfigError, Outcome, Snapshot, Source
 
 DT, HORIZON = 0.02, 8
 SHOWN = round(SETTLE_SECONDS / DT) + 5  # polls of a hold after which a chunk is shown
@@ -150,44 +146,6 @@ def test_a_chunk_is_shown_anew_where_the_robot_may_have_moved(more):
     states = rig.desk.console.states
     withdrawn = [s for before, s in itertools.pairwise(states) if before.proposed is not None and s.proposed is None]
     assert [(s.word, s.countdown) for s in withdrawn] == [(ActorState.HOLD, None), (ActorState.POLICY, None)]
-
-
-def test_a_late_reply_to_the_previous_episode_is_not_shown_in_the_next():
-    """The tick of its observation is the one on which a chunk was requested now."""
-
-    class Late:
-        requests, results = [], []
-
-        def submit(self, request):
-            self.requests.append(request)
-
-        def poll(self):
-            return self.results.pop() if self.results else None
-
-        def flush(self): ...
-
-    class Recorder:
-        task = arm = ""
-
-        def __getattr__(self, name):
-            return lambda *values: None
-
-    approval, late, clock = Approval(Permit(0.0), bool, "enter"), Late(), SimClock()
-    approval.number, hold = 1, np.zeros(2, np.float32)
-    queue = ChunkQueue(HORIZON, lambda action: action)
-    delay = DelayEstimate([1], HORIZON - 1)
-    planner = ApprovedPlanner(approval, queue, make_policy(NoisyAgent(HORIZON)), late, "async", delay)
-    for _ in range(2):
-        planner.begin(Recorder(), 0, explore=False)
-        planner.start(Deadlines(clock, DT))
-        for tick in range(SHOWN):
-            planner.rest(tick, lambda: {STATE: np.zeros(3, np.float32)}, hold)
-    before, now = late.requests
-    assert before.tick == now.tick
-    for request, shown in ((before, False), (now, True)):
-        late.results.append(Decision(np.zeros((HORIZON, 2), np.float32), {}, 3, None, request.tick, request.epoch))
-        planner.rest(SHOWN, lambda: {STATE: np.zeros(3, np.float32)}, hold)
-        assert (approval.proposed is not None) is shown
 
 
 def test_a_page_approves_only_the_chunk_that_it_shows():

@@ -34,21 +34,35 @@ def robot():
 
 
 def run(robot, command, *more):
-    """Run a command for a served robot, in the state that it is in; returns its exit status."""
     if command in requests.MOVING and not requests.at_terminal():
         more = (*more, "--generation", str(robot.server.loop.machine.generation))
     return main([command, "--robot", f"{HERE}:{robot.port}", *more])
 
 
 def one_sentence(text):
-    """Return an error's only line."""
     assert len(text.splitlines()) == 1, text
     return text
 
 
-class Wait(Way):
-    """A motion that stands until the operator lets it go on."""
+def test_an_operators_commands(robot, capsys):
+    watcher = robot.client("watcher", "any")
+    wait(lambda: bool(watcher.next_state()["answered"]))
+    jog = ("jog", "--joint", "0", "--angle", "0.1")
+    for words, status in ((["clear"], 0), (["profile", "quick"], 1), (["profile", "slow"], 0), (["park"], 0), (jog, 0)):
+        assert run(robot, *words) == status, capsys.readouterr().err
+        watcher.request("ping")  # what follows is of a later pass
+        until(watcher, "HOLD")
+    assert run(robot, "status") == 0
+    assert "slow (0.5)" in capsys.readouterr().out
+    assert run(robot, "torque-off") == 0
+    assert not robot.arms.read().torque
+    assert run(robot, "clear") == 1  # the first one switches torque on
+    wait(lambda: run(robot, "clear") == 0)
+    assert (run(robot, "hold"), run(robot, "stop")) == (0, 0)
+    assert until(watcher, "STOPPED")["word"].startswith("stopped by stop of ")
 
+
+class Wait(Way):
     waiting = True
 
     def goal(self, at, reading, now):
@@ -117,7 +131,7 @@ def test_the_day_ends_with_the_robot_parked_and_without_torque(robot, capsys):
 )
 def test_what_comes_between_leaves_torque_on(robot, capsys, happens, named, state):
     away = named.startswith("joint")
-    robot.server._motions = lambda *_: robot_served.Way(HOME + 0.5 * (np.arange(J) == 0), lasts=not away)
+    robot.server._motions = lambda *_: Way(HOME + 0.5 * (np.arange(J) == 0), lasts=not away)
     operator = robot.ready()
 
     def meanwhile():
@@ -209,11 +223,9 @@ def test_keys_are_made_and_admit_who_has_them(tmp_path, capsys):
     for more in ([], ["--add", "desk", "--operator"], ["--add", "actor", "--out", str(tmp_path / "stick.json")]):
         assert main(["keys", str(folder), *more]) == 0
     for path, mode in (
-        (folder, 0o700),
-        (folder / "allowed", 0o700),
-        (folder / "server.json", 0o600),
+        (folder, 0o700), (folder / "allowed", 0o700), (folder / "server.json", 0o600),
         *((tmp_path / name, 0o600) for name in ("desk.json", "stick.json", "keys/allowed/desk.json")),
-    ):
+    ):  # fmt: skip
         assert stat.S_IMODE(path.stat().st_mode) == mode
     desk, actor = (Keys.of_file(tmp_path / name) for name in ("desk.json", "stick.json"))
     assert read_allowed(folder) == {desk.pair.public: ("desk", "operator"), actor.pair.public: ("actor", "any")}
@@ -230,15 +242,12 @@ def test_keys_are_made_and_admit_who_has_them(tmp_path, capsys):
             RobotClient(f"{HERE}:{robot.port}", name="desk", keys=desk, answer=0.5).hello()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ([], "server.json exists already"), (["--add", "gone"], "gone.json exists already"),
-        (["--add", "new", "--out", "{tmp}/desk.json"], "desk.json exists already"),
-        (["--add", "../desk"], "'../desk': use 1..64 letters"), (["--revoke", "des"], "It has: desk, gone"),
-        (["--operator"], "--operator: goes with --add"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("arguments", "named"), [
+    ([], "server.json exists already"), (["--add", "gone"], "gone.json exists already"),
+    (["--add", "new", "--out", "{tmp}/desk.json"], "desk.json exists already"),
+    (["--add", "../desk"], "'../desk': use 1..64 letters"), (["--revoke", "des"], "It has: desk, gone"),
+    (["--operator"], "--operator: goes with --add"),
+])  # fmt: skip
 def test_no_key_is_overwritten_and_a_wrong_one_is_named(tmp_path, capsys, arguments, named):
     folder = tmp_path / "keys"
     for more in ([], ["--add", "desk"], ["--add", "gone"], ["--revoke", "gone"]):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import planted_faults
 import pytest
-from planted_faults import Plant, around, both, put
+from planted_faults import Plant, around, both, edited, put
 from robot_interleavings import interleave
 from robot_socket_interleavings import interleave_sockets
 
@@ -37,8 +37,6 @@ def row(state: str, event: str, **change: Any) -> Plant:
 
 
 def unchecked(reason: str) -> Plant:
-    """The gate takes what it should reject for `reason`."""
-
     def change(method: Any, self: Gate, *args: Any) -> str:
         found = method(self, *args)
         return "" if found == reason else found
@@ -70,22 +68,10 @@ def one_arm_position(method: Any, self: Gate, limits: Any, *args: Any) -> None:
     )  # fmt: skip
 
 
-def hold_measured(method: Any, self: RobotLoop, at: SetPoint, *args: Any) -> Any:
-    if self.machine.state == table.HOLD and self._measured.good is not None:
-        at = SetPoint.standing(self._measured.good.q)
-    return method(self, at, *args)
-
-
 def doubtful_is_good(method: Any, self: Measured, sample: Any, *args: Any) -> bool:
     believed = method(self, sample, *args)
     self.good = sample
     return believed
-
-
-def keeps_set_point(method: Any, self: RobotLoop, *args: Any) -> None:
-    at = self._at
-    method(self, *args)
-    self._at = self._at or at
 
 
 def each_joint_alone(method: Any, self: Gate, at: SetPoint, goal: Any, q: np.ndarray) -> Any:
@@ -97,45 +83,19 @@ def each_joint_alone(method: Any, self: Gate, at: SetPoint, goal: Any, q: np.nda
     return passed._replace(set_point=at.to(position, self.dt))
 
 
-def unsent_counts(method: Any, self: RobotLoop, at: SetPoint, *args: Any) -> Any:
-    out = method(self, at, *args)
-    if self._unsent is not None and self._at is at:
-        self._at = at.to(at.position + at.velocity * self._gate.dt, self._gate.dt)
-    return out
-
-
-def no_torque_check(method: Any, self: RobotLoop, *args: Any) -> None:
-    driver, self._driver = self._driver, _Blind(self._driver)  # type: ignore[assignment]
-    try:
-        method(self, *args)
-    finally:
-        self._driver = driver
-
-
-class _Blind:
-    def __init__(self, driver: Any) -> None:
-        self.driver = driver
-
-    def read(self) -> Any:
-        return self.driver.read()._replace(torque=True)
-
-
-def reboots_anywhere(method: Any, self: RobotLoop, *args: Any) -> None:
-    state, self.machine.state = self.machine.state, table.STOPPED
-    try:
-        method(self, *args)
-    finally:
-        self.machine.state = state
-
-
-def reboot_clears_at_once(method: Any, self: RobotLoop, *args: Any) -> None:
-    method(self, *args)
-    del self.causes["reboot"]
-
-
 def at_once(at: SetPoint, rates: Any, dt: float) -> SetPoint:
     return SetPoint.standing(at.position)
 
+
+# Parts of methods of RobotLoop, and what is there instead.
+GOOD = "self._measured.good"
+FORGETS = ('no torque", now, before)\n        self._at = None', 'no torque", now, before)')
+HOLDS = f"""goal = None
+    if self.machine.state == HOLD and {GOOD} is not None:
+        at = SetPoint.standing({GOOD}.q)
+"""
+MOVES = "self._at = at.to(at.position + at.velocity * self._gate.dt, self._gate.dt)"
+UNSENT = ("self._unsent = now if", f"{MOVES}\n        self._unsent = now if")
 
 FAULTS: dict[str, Plant] = {
     "a command is valid ten times as long": around(Watchdog, "__init__", longer_validity),
@@ -153,7 +113,7 @@ FAULTS: dict[str, Plant] = {
     "the rates of one arm are ignored": around(Gate, "__init__", one_arm),
     "the range of one arm is ignored": around(Gate, "__init__", one_arm_position),
     "each arm is slowed alone": around(Gate, "step", each_joint_alone),
-    "HOLD commands the measured pose": around(RobotLoop, "_move", hold_measured),
+    "HOLD commands the measured pose": edited(RobotLoop, "_move", ("goal = None\n", HOLDS), HOLD=table.HOLD),
     "a doubtful sample is used": around(Measured, "judge", doubtful_is_good),
     "doubtful samples never stop": put(measured, "DOUBTFUL_IN_A_ROW", 10**9),
     "frozen samples are believed": around(Measured, "_frozen", lambda method, self, *args: ""),
@@ -161,12 +121,12 @@ FAULTS: dict[str, Plant] = {
     "lapses are not counted": put(watchdog, "LAPSES", 10**9),
     "silence is never due": put(watchdog, "SILENCE", 1e9),
     "rejections are not counted": put(watchdog, "REJECTED_IN_A_ROW", 10**9),
-    "a clear keeps the set point after torque was lost": around(RobotLoop, "_read", keeps_set_point),
-    "a reboot keeps the set point": around(RobotLoop, "reboot", keeps_set_point),
-    "a motor of a moving robot is rebooted": around(RobotLoop, "reboot", reboots_anywhere),
-    "a robot is cleared before it was read after a reboot": around(RobotLoop, "reboot", reboot_clears_at_once),
-    "torque of an arm is not checked": around(RobotLoop, "_read", no_torque_check),
-    "a set point that the driver did not take counts": around(RobotLoop, "_move", unsent_counts),
+    "a clear keeps the set point after torque was lost": edited(RobotLoop, "_read", FORGETS),
+    "a reboot keeps the set point": edited(RobotLoop, "reboot", ("self._at = None", "pass")),
+    "a motor of a moving robot is rebooted": edited(RobotLoop, "reboot", ("self.machine.state != STOPPED", "False")),
+    "a robot is cleared before it was read after a reboot": edited(RobotLoop, "reboot", ('self.causes["reboot"]', "_")),
+    "torque of an arm is not checked": edited(RobotLoop, "_read", ("if not reading.torque", "if False")),
+    "a set point that the driver did not take counts": edited(RobotLoop, "_move", UNSENT),
     "a pass after a gap goes on": put(loop, "GAP", 1e9),
     "a driver that does not answer is left alone": both(put(loop, "ANSWER", 1e9), put(border, "ANSWER", 1e9)),
     "a driver is not told of stops": around(DriverStop, "report", lambda method, self, now: None),

@@ -13,19 +13,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from serl_chunk.config.agents.acfql import AcfqlConfig
-from serl_chunk.config.agents.critic import CriticConfig
-from serl_chunk.config.agents.flow import FlowConfig
-from serl_chunk.config.experiment import (
-    ActorConfig,
-    ChunkConfig,
-    ExperimentConfig,
-    LearnerConfig,
-    NormaliserConfig,
-    ReplayConfig,
-)
-from serl_chunk.config.robots import GymConfig
-from serl_chunk.config.transport import TransportConfig
+import serl_chunk as sc
 
 LENGTH = 40  # ticks of an episode
 HZ = 50
@@ -70,30 +58,19 @@ class CountingRobot(gymnasium.Env):
                 file.write(f"{os.getpid()}\n")
 
 
-def experiment() -> ExperimentConfig:
-    return ExperimentConfig(
+def experiment() -> sc.ExperimentConfig:
+    make = lambda fake_env: CountingRobot()  # noqa: E731
+    return sc.ExperimentConfig(
         name="counting_robot",
-        robot=GymConfig(
-            make=lambda fake_env: CountingRobot(), robot_name="counter", control_hz=HZ, max_episode_steps=LENGTH
+        robot=sc.GymConfig(make=make, robot_name="counter", control_hz=HZ, max_episode_steps=LENGTH),
+        agent=sc.AcfqlConfig(
+            critic=sc.CriticConfig(hidden=(16,), ensemble=2), flow=sc.FlowConfig(hidden=(16,), steps=2), candidates=2
         ),
-        agent=AcfqlConfig(
-            critic=CriticConfig(hidden=(16,), ensemble=2),
-            flow=FlowConfig(hidden=(16,), steps=2),
-            candidates=2,
+        chunk=sc.ChunkConfig(horizon=5), normaliser=sc.NormaliserConfig(actions="absolute_range"),
+        replay=sc.ReplayConfig(capacity=100_000, demo_capacity=10, human_capacity=100),
+        learner=sc.LearnerConfig(
+            batch_size=16, utd_ratio=0.2, max_steps=10_000_000, training_starts=40, warmup_episodes=1,
+            steps_per_update=5, log_period=20, checkpoint_period=10,
         ),
-        chunk=ChunkConfig(horizon=5),
-        normaliser=NormaliserConfig(actions="absolute_range"),
-        replay=ReplayConfig(capacity=100_000, demo_capacity=10, human_capacity=100),
-        learner=LearnerConfig(
-            batch_size=16,
-            utd_ratio=0.2,
-            max_steps=10_000_000,
-            training_starts=40,
-            warmup_episodes=1,
-            steps_per_update=5,
-            log_period=20,
-            checkpoint_period=10,
-        ),
-        actor=ActorConfig(clock="realtime"),
-        transport=TransportConfig(timeout_s=2.0),
-    )
+        actor=sc.ActorConfig(clock="realtime"), transport=sc.TransportConfig(timeout_s=2.0),
+    )  # fmt: skip

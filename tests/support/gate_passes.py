@@ -80,7 +80,6 @@ def keeps(
 
 
 def ends(at: SetPoint, gate: Gate) -> SetPoint:
-    """Where braking from `at` ends."""
     while not at.stands:
         at = braked(at, gate.limits.rates, gate.dt)
     return at

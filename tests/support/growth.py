@@ -27,7 +27,6 @@ class Growth:
             self.most = max(self.most, resident(self._process) - self.base)
 
     def close(self) -> int:
-        """Stop; returns bytes."""
         self._over.set()
         self._thread.join()
         print(f"grew by {self.most / 2**20:.0f} MiB")

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from counting_robot import LENGTH, LOG
+from counting_robot import LOG
 from ports import free_port
 from processes import Cluster, Process, learner_totals
 from system_accounts import Account, settle
@@ -18,38 +18,21 @@ TAIL = 5  # steps a killed actor may have handed over and not recorded; two tick
 
 
 class Lab:
-    """Starts both, breaks neither; `stop` ends them and counts.
+    """Starts both, breaks neither; `stop` ends them and counts. `listen`: flags of the learner for its address."""
 
-    Args:
-        folder: for everything.
-        environment: of both processes.
-        run, spool: elsewhere than in `folder`.
-        listen: flags of the learner for its address; the actor's `--ip` goes with `actor`.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        environment: Mapping[str, str],
-        *,
-        run: Path | None = None,
-        spool: Path | None = None,
-        listen: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, folder: Path, environment: Mapping[str, str], *, listen: Sequence[str] = ()) -> None:
         self.log = folder / "executed.txt"
-        self.run, self.spool = run or folder / "run", spool or folder / "spool"
+        self.run, self.spool = folder / "run", folder / "spool"
         self._listen = listen
         self._cluster = Cluster(folder, folder / "none", {**environment, LOG: str(self.log)})
         self.port = self._cluster.port
         self.close = self._cluster.close
 
-    def learner(self, *more: str, prefix: Sequence[str] = (), kind: type[Process] = Process) -> Process:
-        """A learner of the run, which it goes on with where there is one."""
+    def learner(self, *more: str, kind: type[Process] = Process) -> Process:
         flags = ["--learner", "--debug", "--checkpoint_path", str(self.run), *self._listen]
-        return self._cluster.start(*self._shared, *flags, *more, prefix=prefix, kind=kind)
+        return self._cluster.start(*self._shared, *flags, *more, kind=kind)
 
     def actor(self, *more: str, prefix: Sequence[str] = (), kind: type[Process] = Process) -> Process:
-        """An actor of it."""
         flags = ["--actor", "--spool_path", str(self.spool)]
         return self._cluster.start(*self._shared, *flags, *more, prefix=prefix, kind=kind)
 
@@ -66,7 +49,6 @@ class Lab:
         self.port = free_port()
 
     def executed(self) -> int:
-        """Steps the robot has made."""
         return len(self.log.read_text().splitlines()) if self.log.exists() else 0
 
     def goes_on(self, steps: int, *processes: Process) -> None:
@@ -75,12 +57,10 @@ class Lab:
         processes[0].until(lambda: self.executed() >= goal, "the robot stands still")
 
     def updates(self) -> int:
-        """Updates the learner has made, as its metrics say."""
         rows = read_metrics(self.run)["train"] if (self.run / "metrics.jsonl").exists() else []
         return max((row["step"] for row in rows), default=0)
 
     def trains(self, learner: Process, updates: int = 20) -> None:
-        """Wait until it has made that many more updates."""
         goal = self.updates() + updates
         learner.until(lambda: self.updates() >= goal, "no training")
 
@@ -98,6 +78,3 @@ class Lab:
     def settled(self) -> Account:
         """What the learner's journal holds, compared with what the robot did. No process may have the journal open."""
         return settle(self.run, self.log)
-
-
-__all__ = ["LENGTH", "TAIL", "Lab"]

@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -26,15 +26,6 @@ SPEC = RobotSpec(
     max_episode_steps=100, arms=((0, 3),),
 )  # fmt: skip
 NAMES = [c * 24 for c in "abcd"]  # of viewers
-
-
-def wait_until(found: Callable[[], Any], seconds: float = 10.0) -> Any:
-    """Return the first true value."""
-    ends = time.monotonic() + seconds
-    while not (value := found()):
-        assert time.monotonic() < ends, "it never came true"
-        time.sleep(0.005)
-    return value
 
 
 def step(tick: int, source: Source = Source.POLICY, *, image: np.ndarray | None = None, decided: int = 0) -> Step:
@@ -93,7 +84,6 @@ class Robot:
         return ShownRobot(self.generation, "actor", self.process, "desk" if self.held else "")
 
     def hold(self) -> None:
-        """Let another operator hold the robot."""
         self.held, self.moving, self.why, self.generation = True, False, "held by desk", self.generation + 1
 
     def request(self, op: str, shown: ShownRobot | None = None) -> None:
@@ -154,7 +144,6 @@ class Viewer(Requests):
 
     @contextlib.contextmanager
     def stream(self) -> Iterator[socket.socket]:
-        """The connection of this viewer's events, whose request was sent."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=20) as connection:
             head = f"GET {self.prefix}events/{self.name} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\n\r\n"
             connection.sendall(head.encode())

@@ -123,7 +123,9 @@ class Hand:
 class Desk:
     """One operator; `script` is what is pressed, in order."""
 
-    def __init__(self, pty: Pty, *, ready: str = "", intervention: Any = None, length: int = 400) -> None:
+    def __init__(
+        self, pty: Pty, *, ready: str = "", intervention: Any = None, length: int = 400, acts: Any = None, **more: Any
+    ) -> None:  # fmt: skip
         self.time = 0.0
         self.robot, self.pedal, self.sink = Robot(), Pedal(), ListSink()
         self.env = ServedLine(self.robot, length=length)
@@ -141,9 +143,10 @@ class Desk:
         self.operator = Operator(
             self, self.robot, amend=self.amends.append, end=self._end, now=lambda: self.time, ready=ready,
             devices=OperatorDevices(pedal=self.pedal, clock=lambda: self.time), countdown=COUNTDOWN, pause=self._pause,
+            **more,
         )  # fmt: skip
         self.runner = EpisodeRunner(
-            self.env, Constant(), self.sink, config=make_config(), intervention=intervention, stop=self._over,
+            self.env, acts or Constant(), self.sink, config=make_config(), intervention=intervention, stop=self._over,
             operator=self.operator,
         )  # fmt: skip
 
@@ -173,7 +176,6 @@ class Desk:
         return self.operator.view.word
 
     def at(self, word: ActorState, tick: int = 0) -> Callable[[], bool]:
-        """A condition: the word is shown, and the tick was reached."""
         return lambda: self.word is word and self.env.tick >= tick
 
     def close(self) -> None:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from actor_helpers import LineEnv
 from live_desk import Robot
 
-from serl_chunk.console.bindings import GESTURES, KEYS, REPEAT, STOPS, Action, ActorState, bind_keys
+from serl_chunk.console.bindings import GESTURES, REPEAT, Action, ActorState
 from serl_chunk.console.gestures import LONG
 from serl_chunk.console.view import ConsoleState
-from serl_chunk.live.viewers import RefusedError, Viewers
 from serl_chunk.operator.devices import OperatorDevices
 from serl_chunk.operator.operator import Operator
 from serl_chunk.types import ShownRobot
@@ -32,12 +30,9 @@ class Press(NamedTuple):
 
 ACTING = (ActorState.POLICY, ActorState.HUMAN)
 USUAL: Mapping[ActorState, Press] = {
-    ActorState.STOPPED: Press(Action.CLEAR),
-    ActorState.HOLD: Press(Action.GO),
-    ActorState.WAITING: Press(Action.GO),
-    ActorState.POLICY: Press(Action.SUCCESS, after=6),
-    ActorState.HUMAN: Press(Action.SUCCESS, after=7),
-}
+    ActorState.STOPPED: Press(Action.CLEAR), ActorState.HOLD: Press(Action.GO), ActorState.WAITING: Press(Action.GO),
+    ActorState.POLICY: Press(Action.SUCCESS, after=6), ActorState.HUMAN: Press(Action.SUCCESS, after=7),
+}  # fmt: skip
 """What an operator does in each state who wants successes."""
 
 
@@ -80,44 +75,6 @@ class Console:
 
     def show(self, state: ConsoleState) -> None:
         self.states.append(state)
-
-
-class PageConsole(Console):
-    """The same by the keys of a page, which its operator takes in at the same poll; Ctrl-C is no key of it."""
-
-    viewers: Viewers  # of the page
-
-    def __init__(self, *args) -> None:
-        super().__init__(*args)
-        self.stops = 0  # that were pressed
-        self._pressed: dict[Action, float] = {}
-
-    def actions(self) -> Iterator[Action]:
-        for action in super().actions():
-            if action is Action.END:
-                yield action
-            elif action is Action.CLEAR:
-                if self._press(action):
-                    self._press(Action.GO)
-            elif action is Action.QUIT:
-                self._press(action)
-                self.time += 2 * REPEAT
-                self._press(action)
-            else:
-                self._press(action)
-
-    def _press(self, action: Action) -> bool:
-        """Press a key once, as an operator does: not within the time in which it would count as a repeat."""
-        if action not in STOPS and self.time - self._pressed.get(action, -1.0) < REPEAT:
-            return False
-        self._pressed[action] = self.time
-        self.stops += action is Action.STOP
-        try:
-            state = self.states[-1]
-            self.viewers.press("a" * 24, KEYS[action][0], state.word, time.monotonic(), robot=state.robot)
-        except RefusedError:
-            return False
-        return True
 
 
 class PedalEvent(NamedTuple):
@@ -163,13 +120,13 @@ class PedalConsole(Console):
         return events
 
 
-BY = {"terminal": Console, "page": PageConsole, "pedal": PedalConsole}
+BY = {"terminal": Console, "pedal": PedalConsole}
 
 
 class Desk:
     """An operator of `amend` and `end`, with the script that it follows and the requests that the robot got.
 
-    `by`: where the keys come from, a "terminal", a "page" or a "pedal".
+    `by`: where the keys come from, a "terminal" or a "pedal".
     """
 
     def __init__(
@@ -183,8 +140,6 @@ class Desk:
             self.console, self.robot, amend=amend, end=end, now=lambda: self.console.time, ready=ready,
             pause=lambda seconds: None, devices=devices,
         )  # fmt: skip
-        if by == "page":
-            self.console.viewers = Viewers(self.operator, bind_keys())
         if by == "pedal":
             self.console.devices = devices
 
@@ -201,14 +156,9 @@ class Desk:
 
     @property
     def sent(self) -> tuple[str, ...]:
-        """Requests to the robot but for those that a page's stops send at once, before the tick takes them in."""
-        sent = list(self.robot.requests)
-        for _ in range(getattr(self.console, "stops", 0)):
-            sent.remove("stop")
-        return tuple(sent)
+        return tuple(self.robot.requests)
 
     def words(self) -> list[ActorState]:
-        """What was shown, without repeats."""
         shown = [state.word for state in self.console.states]
         return [word for k, word in enumerate(shown) if k == 0 or shown[k - 1] is not word]
 

@@ -82,7 +82,6 @@ def both(*plants: Plant) -> Plant:
 
 
 def leads(condition: str, then: str) -> Plant:
-    """An event leads elsewhere than its row says."""
     start = 'if event in ("standing", "done"):'
     return edited(Machine, "apply", (start, f'if {condition}:\n        then = "{then}"\n    {start}'))
 
@@ -145,7 +144,7 @@ CONSENT, FRONT, MAIN, SERVER, MOTIONS = (
 ENDS = f"{CONSENT}what_ends_a_go"
 SHOWN = f"{CONSENT}what_lets_something_move_is_of_the_generation_that_was_shown"
 PROCESS = f"{CONSENT}a_go_is_for_the_process_that_was_shown"
-GAP = f"{ROBOT}control/test_gaps.py::test_the_set_point_stands_where_it_is"
+GAP = f"{ROBOT}control/test_loop.py::test_the_set_point_stands_where_it_is"
 AT_ONCE = f"{FRONT}what_a_peer_sends_at_once_is_one_request_and_its_stop"
 EVIL = f"{ROBOT}drivers/test_evil_driver.py::test_it_brakes"
 BACK = f"{ROBOT}control/test_yielding.py::test_it_goes_back_along_its_way_until_it_is_relaxed"
@@ -186,7 +185,7 @@ FAULTS: dict[str, Fault] = {
         (f"{SHOWN}[later-clear]",)),
     "the page's keys carry the generation of the actor's newest state": Fault(
         "generation", edited(Viewers, "press", ("seen, robot)", "seen, state.robot)")),
-        ("live/test_viewers.py::test_a_page_requests_for_the_robot_that_the_browser_showed_at_the_press[go]",)),
+        ("live/test_live_server.py::test_a_page_requests_for_the_robot_that_the_browser_showed_at_the_press[go]",)),
     "a gap while it brakes goes on braking from the old velocity": Fault(
         "time", edited(RobotLoop, "run_pass", (
             f"else {STANDS}", f'else {STANDS} if self.machine.state != "BRAKE" else self._at')),
@@ -225,7 +224,7 @@ FAULTS: dict[str, Fault] = {
         (f"{EVIL}[a command exits]",)),
     "a stop that was not confirmed is forgotten": Fault(
         "drivers", edited(Front, "_take", (STOP, f"{STOP} and not self.loop.stalled")),
-        ("system/test_process_hanging_driver.py::"
+        ("system/test_process_robot.py::"
          "test_a_driver_that_hangs_is_noticed_and_the_server_can_be_ended[sleep]",)),
     "the console takes 'not confirmed' for a confirmation": Fault(
         "drivers",

@@ -17,20 +17,11 @@ from ports import free_port
 
 PATIENCE = 120.0  # seconds before a test gives up; a busy machine is slow, a deadlock is for ever
 SMALL = {
-    "robot.max_episode_steps": 40,
-    "agent.flow.hidden": 16,
-    "agent.critic.hidden": 16,
-    "agent.critic.ensemble": 2,
-    "agent.candidates": 2,
-    "learner.batch_size": 16,
-    "learner.pretrain_steps": 20,
-    "learner.warmup_episodes": 2,
-    "learner.max_steps": 40,
-    "learner.steps_per_update": 10,
-    "learner.checkpoint_period": 20,
-    "learner.log_period": 10,
+    "robot.max_episode_steps": 40, "agent.flow.hidden": 16, "agent.critic.hidden": 16, "agent.critic.ensemble": 2,
+    "agent.candidates": 2, "learner.batch_size": 16, "learner.pretrain_steps": 20, "learner.warmup_episodes": 2,
+    "learner.max_steps": 40, "learner.steps_per_update": 10, "learner.checkpoint_period": 20, "learner.log_period": 10,
     "transport.timeout_s": 2.0,
-}
+}  # fmt: skip
 # Of the learner that several tests share: more updates than the run has, and none before actors have come.
 LISTENING = {"learner__max_steps": 1_000, "learner__warmup_episodes": 1_000}
 
@@ -42,26 +33,14 @@ def settings(**changes: object) -> list[str]:
 
 
 class Process:
-    """One `serl-chunk ARGUMENTS`; what it prints is in `output`.
+    """One `serl-chunk ARGUMENTS`; both streams are in `log`. `prefix`: a command that runs it, as ip netns exec."""
 
-    Args:
-        log: file for what it prints; must not exist.
-        environment: of the process.
-        prefix: a command that runs it, for example `ip netns exec NAME`.
-        cwd: its working directory; this one by default.
-    """
-
-    program: Sequence[str] = ("-m", "serl_chunk")
-    """What Python runs."""
+    program: Sequence[str] = ("-m", "serl_chunk")  # what Python runs
 
     def __init__(
-        self,
-        arguments: Sequence[str],
-        log: Path,
-        environment: Mapping[str, str],
-        prefix: Sequence[str] = (),
+        self, arguments: Sequence[str], log: Path, environment: Mapping[str, str], prefix: Sequence[str] = (),
         cwd: Path | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.command = [*prefix, sys.executable, *self.program, *arguments]
         self._log = log
         with log.open("xb") as file:
@@ -77,34 +56,28 @@ class Process:
 
     @property
     def output(self) -> str:
-        """Everything printed so far, both streams."""
         return self._log.read_text(errors="replace")
 
     @property
     def pid(self) -> int:
-        """Of the process itself, where no `prefix` forks."""
         return self._popen.pid
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended."""
         return self._popen.poll() is None
 
     def wait(self) -> int:
-        """Wait for its end; returns its status."""
         try:
             return self._popen.wait(PATIENCE)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"still running after {PATIENCE:g} s\n{self._described()}") from None
 
     def ends(self, status: int = 0) -> str:
-        """Wait for its end with `status`; returns its output."""
         got = self.wait()
         assert got == status, f"exit status {got}, expected {status}\n{self._described()}"
         return self.output
 
     def says(self, text: str) -> None:
-        """Wait until it has printed `text`."""
         self.until(lambda: text in self.output, f"it never said {text!r}")
 
     def until(self, condition: Callable[[], bool], otherwise: str, *, at_work: str = "") -> None:
@@ -122,11 +95,9 @@ class Process:
             time.sleep(0.02)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal."""
         self._popen.send_signal(number)
 
     def kill(self) -> None:
-        """`kill -9`, and wait until it is gone."""
         self._popen.kill()
         self._popen.wait()
 
@@ -143,13 +114,7 @@ class Process:
 
 
 class Cluster:
-    """Starts processes that share a folder, ports and demonstrations, and ends those that are left.
-
-    Args:
-        folder: for logs and runs.
-        demos: a folder of demonstrations.
-        environment: of every process.
-    """
+    """Starts processes that share a folder, ports and demonstrations, and ends those that are left."""
 
     def __init__(self, folder: Path, demos: Path, environment: Mapping[str, str]) -> None:
         self.folder, self.demos, self.port = folder, demos, free_port()
@@ -159,40 +124,31 @@ class Cluster:
     def start(
         self, *arguments: str, prefix: Sequence[str] = (), cwd: Path | None = None, kind: type[Process] = Process
     ) -> Process:
-        """`serl-chunk ARGUMENTS`."""
         log = self.folder / f"output_{len(self._started)}.txt"
         process = kind(arguments, log, self._environment, prefix, cwd)
         self._started.append(process)
         return process
 
     def flags(self, exp_name: str = "fake_aloha", **changes: object) -> list[str]:
-        """What learner and actor share."""
         return ["--exp_name", exp_name, "--port", str(self.port), *settings(**changes)]
 
     def learner(self, run: Path, *more: str, kind: type[Process] = Process, **changes: object) -> Process:
-        """A learner of the run folder `run`."""
         return self.start(
             *self.flags(**changes), "--learner", "--debug", "--demo_path", str(self.demos),
             "--checkpoint_path", str(run), *more, kind=kind,
         )  # fmt: skip
 
     def actor(
-        self,
-        *more: str,
-        prefix: Sequence[str] = (),
-        exp_name: str = "fake_aloha",
-        kind: type[Process] = Process,
+        self, *more: str, prefix: Sequence[str] = (), exp_name: str = "fake_aloha", kind: type[Process] = Process,
         **changes: object,
-    ) -> Process:
+    ) -> Process:  # fmt: skip
         """An actor, of a learner on this machine unless `more` names its `--ip`."""
         return self.start(*self.flags(exp_name, **changes), "--actor", *more, prefix=prefix, kind=kind)
 
     def both(self, run: Path, *more: str, **changes: object) -> Process:
-        """The launcher of a learner and an actor."""
         return self.learner(run, "--actor", *more, **changes)
 
     def close(self) -> None:
-        """End every process."""
         for process in self._started:
             process.close()
 
@@ -224,13 +180,11 @@ def resumed_at(output: str) -> tuple[int, int]:
 
 
 def checkpoints(run: Path) -> list[int]:
-    """Steps of a run's finished checkpoints, ascending."""
     folder = run / "checkpoints"
     return sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit()) if folder.is_dir() else []
 
 
 def sentence(output: str) -> str:
-    """The command's last word: one line, no traceback."""
     assert "Traceback" not in output
     last = output.strip().splitlines()[-1]
     assert last.startswith("serl-chunk: "), output

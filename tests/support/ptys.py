@@ -48,7 +48,6 @@ class Picture:
                 self._control(parameters.decode(), final.decode())
 
     def shown(self) -> list[str]:
-        """Its lines without what is empty at their ends and after them."""
         lines = [line.rstrip() for line in self.lines]
         while lines and not lines[-1]:
             lines.pop()
@@ -118,7 +117,6 @@ class Pty:
             self._thread = None
 
     def hang_up(self) -> None:
-        """Close the user's side."""
         self.look_away()
         os.close(self.master)
         self.master = -1

@@ -16,22 +16,13 @@ from pathlib import Path
 
 from processes import Process
 from robot_moments import press_on
+from robot_process import MAIN
 from robot_served import HERE
 
 from serl_chunk.runs.metrics import read_metrics
 from serl_chunk_robot.client.client import RobotClient, RobotError
 
 ROOT = Path(__file__).resolve().parents[2]
-# Machines that run tests may stand still for longer than robot PCs may.
-MAIN = """
-from serl_chunk_robot import main
-from serl_chunk_robot.control import loop
-from serl_chunk_robot.server import leases
-from serl_chunk_robot.safety import measured, watchdog
-loop.GAP, watchdog.LEAST_VALIDITY, watchdog.SILENCE, measured.STALE = 2.0, 0.5, 2.0, 0.5
-leases.SILENCE = 4.0  # as in the product: beyond the watchdog's
-raise SystemExit(main.main())
-"""
 PATIENCE = 400.0
 
 
@@ -46,16 +37,10 @@ def _port(count: int) -> int:
 
 
 class Day:
-    """One day in a folder, and the operator who clears the robot whenever it was stopped.
+    """One day in a folder, and the operator who clears the robot whenever it was stopped, where one `clears`.
 
-    `file` is the robot's file, which the caller writes with the port `port`. `close` ends every process.
-
-    Args:
-        folder: of all files of the day.
-        exp_name: the experiment.
-        settings: flags of the experiment's settings, for learner, actor and evaluation.
-        serving: additions to the environment of the robot's server.
-        clears: whether that operator is there; else the caller clears the robot.
+    `file` is the robot's file, which the caller writes with the port `port`. `serving`: additions to the environment of
+    the robot's server. `close` ends every process.
     """
 
     def __init__(
@@ -96,14 +81,6 @@ class Day:
             except RobotError:
                 continue
 
-    @contextlib.contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Print how long a stage took, and when in the day it ended."""
-        began = time.monotonic()
-        yield
-        now = time.monotonic()
-        print(f"{name}: {now - began:.1f} s (after {now - self._began:.0f} s)", flush=True)
-
     # Stages.
 
     def robot(self, *words: str, status: int = 0) -> str:
@@ -119,33 +96,18 @@ class Day:
         """Start the robot's server, and wait until the robot was cleared."""
         with self.server_log.open("ab") as log:
             self.server = subprocess.Popen(
-                [sys.executable, "-c", MAIN, "serve", str(self.file)], env={**self.environment, **self.serving},
-                stderr=log, cwd=self.folder,
+                [sys.executable, "-c", MAIN.format(gap=2.0), "serve", str(self.file)],
+                env={**self.environment, **self.serving}, stderr=log, cwd=self.folder,
             )  # fmt: skip
         with RobotClient(f"{HERE}:{self.port}", name="watcher") as watcher:
             watcher.next_state(60)
             self.wait(lambda: watcher.next_state(5)["state"] in ("HELD", "HOLD"), "the robot is not cleared")
 
-    def kill_server(self) -> None:
-        """Kill -9, and wait until it is gone."""
-        assert self.server is not None
-        self.server.kill()
-        self.server.wait()
-
-    def kill_camera(self) -> None:
-        """Kill -9 of the first camera's process."""
-        assert self.server is not None
-        children = Path(f"/proc/{self.server.pid}/task/{self.server.pid}/children").read_text().split()
-        cameras = [pid for pid in children if "server.streams" in Path(f"/proc/{pid}/cmdline").read_text()]
-        os.kill(int(cameras[0]), 9)
-
     def record(self, n: int, *more: str) -> str:
-        """Record scripted demonstrations."""
         words = ["record", *self.flags, "--policy", "scripted", "--n_demos", str(n), "--out", str(self.demos)]
         return self.ends(self.start(*words, *more))
 
     def learner(self) -> Process:
-        """A learner of the run, which it goes on with where there is one."""
         more = ["--learner", "--debug", "--demo_path", str(self.demos), "--checkpoint_path", str(self.run)]
         return self.start(*self.at_learner, *more)
 
@@ -153,13 +115,11 @@ class Day:
         return self.start(*self.at_learner, "--actor", "--spool_path", "spool")
 
     def episodes(self) -> int:
-        """Online episodes that the learner has had."""
         if not (self.run / "metrics.jsonl").exists():
             return 0
         return len(read_metrics(self.run)["episode"])
 
     def goes_on(self, episodes: int = 2) -> None:
-        """Wait for so many more episodes."""
         goal = self.episodes() + episodes
         self.wait(lambda: self.episodes() >= goal, "no more episodes come")
 
@@ -172,7 +132,6 @@ class Day:
         return float(found[0][0])
 
     def export(self) -> Path:
-        """Export the run's episodes as a data set of LeRobot's."""
         self.ends(self.start("data", "export", str(self.run), "--format", "lerobot", "--out", "lerobot"))
         assert (self.folder / "lerobot/meta/info.json").exists()
         return self.folder / "lerobot"
@@ -184,20 +143,16 @@ class Day:
         return [*self.flags, *self._settings, "--port", str(self.learner_port)]
 
     def start(self, *words: str) -> Process:
-        """Start `serl-chunk WORDS`."""
         return self.add(Process(words, self.new_log(), self.environment, cwd=self.folder))
 
     def new_log(self) -> Path:
-        """Return the file for what the next process prints."""
         return self.folder / f"output_{len(self._started)}.txt"
 
     def add(self, process: Process) -> Process:
-        """Let `close` end a process that was started."""
         self._started.append(process)
         return process
 
     def ends(self, process: Process) -> str:
-        """Wait for the end of a process; returns its output."""
         self.wait(lambda: not process.running, f"it did not end: {' '.join(process.command)}")
         return process.ends()
 
@@ -217,4 +172,5 @@ class Day:
         for process in self._started:
             process.close()
         if self.server is not None:
-            self.kill_server()
+            self.server.kill()
+            self.server.wait()

@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import numpy as np
 from robot_limits import GRIPPERS, HIGH, HOME, LOW, J
 from robot_model import RobotModel
-from robot_world import World
+from robot_world import Way, World
 
 from serl_chunk_robot.control.loop import Refused
 from serl_chunk_robot.safety.gate import Command
-from serl_chunk_robot.safety.motion import SetPoint
+from serl_chunk_robot.safety.motion import Limits
 
 OLD = 7  # commands of older generations that are sent again
 
 
-class Way:
-    """A motion of the server's own to a place, given up after some passes."""
-
-    def __init__(self, to: np.ndarray, passes: int) -> None:
-        self.to, self.left, self.done = to, passes, False
-        self.last: np.ndarray | None = None
-
-    def goal(self, at: SetPoint, reading: object, now: float) -> np.ndarray | None:
-        """The place, until it is reached or the time is up."""
-        self.left -= 1
-        self.done = self.done or self.left < 0 or bool(np.abs(at.position - self.to).max() < 1e-6)
-        self.last = None if self.done else self.to
-        return self.last
+def does(method: str, *args: Any) -> Callable[[Any], object]:
+    return lambda self: getattr(self, method)(*args)
 
 
 class Interleaving:
@@ -47,9 +37,9 @@ class Interleaving:
     }  # fmt: skip
     NAMES, CHANCES = list(WEIGHTS), np.array(list(WEIGHTS.values())) / sum(WEIGHTS.values())
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, of: Limits | None = None) -> None:
         self.rng = np.random.default_rng(seed)
-        self.world = World()
+        self.world = World(of)
         self.model = RobotModel(self.world)
         self.counts: Counter[str] = Counter()
         self.states: Counter[str] = Counter()
@@ -110,7 +100,6 @@ class Interleaving:
         return reason
 
     def place(self) -> np.ndarray:
-        """Where the robot was commanded last."""
         return HOME if self.model.path is None else self.model.path[-1]
 
     def next_target(self) -> np.ndarray:
@@ -128,7 +117,23 @@ class Interleaving:
         self.target = self.target + self.way
         return self.target.copy()
 
+    def inject(self, fault: str, *values: Any) -> None:
+        setattr(self.world.arms, fault, values[self.rng.integers(len(values))])
+
     # What happens. Each of these may come at any moment.
+
+    on_release, on_torque_off = does("ask", "release", "controller"), does("ask", "torque_off", "operator")
+    on_hold, on_go = does("ask", "hold", "operator"), does("ask", "go", "operator")
+    on_lapse, on_silence = does("run", 20), does("run", 210)
+    on_minus_pi, on_nan = does("inject", "minus_pi", 1, 1, 2, 8), does("inject", "nan", 1, 2)
+    on_jump, on_command_error = does("inject", "jumps", 1, 3), does("inject", "command_errors", 1, 2, 40)
+    on_spin, on_fault = does("inject", "spin", -5.0), does("inject", "fault", "left elbow: overload")
+
+    def on_stop(self) -> None:
+        self.ask("stop", str(self.rng.choice(["any", "controller", "operator"])))
+
+    def on_lost(self) -> None:
+        self.ask(str(self.rng.choice(["lost", "moved"])), "server")
 
     def on_command(self) -> None:
         self.number += 1
@@ -168,9 +173,6 @@ class Interleaving:
         self.ask("arm", "controller")
         self.target = None
 
-    def on_release(self) -> None:
-        self.ask("release", "controller")
-
     def on_motion(self) -> None:
         rng = self.rng
         to = self.place() + rng.uniform(-1, 1, J) * rng.choice([0.0, 0.1, 2.0])
@@ -186,18 +188,6 @@ class Interleaving:
             if self.model.state == "STOPPED":
                 self.run(2)
                 self.ask("clear", "operator")
-
-    def on_stop(self) -> None:
-        self.ask("stop", str(self.rng.choice(["any", "controller", "operator"])))
-
-    def on_hold(self) -> None:
-        self.ask("hold", "operator")
-
-    def on_go(self) -> None:
-        self.ask("go", "operator")
-
-    def on_lost(self) -> None:
-        self.ask(str(self.rng.choice(["lost", "moved"])), "server")
 
     def on_wrong_role(self) -> None:
         others = ["jog", "park", "hold", "go", "torque_off", "release"]
@@ -230,21 +220,6 @@ class Interleaving:
         assert done == wanted, f"reboot in {self.model.state}"
         assert len(self.world.arms.rebooted) == before + wanted
 
-    def on_lapse(self) -> None:
-        self.run(20)
-
-    def on_silence(self) -> None:
-        self.run(210)
-
-    def on_minus_pi(self) -> None:
-        self.world.arms.minus_pi = int(self.rng.choice([1, 1, 2, 8]))
-
-    def on_nan(self) -> None:
-        self.world.arms.nan = int(self.rng.choice([1, 2]))
-
-    def on_jump(self) -> None:
-        self.world.arms.jumps = int(self.rng.choice([1, 3]))
-
     def on_repeats(self) -> None:
         arms, n = self.world.arms, int(self.rng.choice([1, 8, 30]))
         if self.rng.random() < 0.5:
@@ -258,22 +233,10 @@ class Interleaving:
         self.world.arms.lose_torque(int(self.rng.integers(2)))
         self.run(int(self.rng.choice([1, 40])))
 
-    def on_torque_off(self) -> None:
-        self.ask("torque_off", "operator")
-
     def on_read_error(self) -> None:
         arms = self.world.arms
         arms.error = (OSError("the bus is gone"), KeyError("q"), ZeroDivisionError())[self.rng.integers(3)]
         arms.read_errors = int(self.rng.choice([1, 3]))
-
-    def on_command_error(self) -> None:
-        self.world.arms.command_errors = int(self.rng.choice([1, 2, 40]))
-
-    def on_fault(self) -> None:
-        self.world.arms.fault = "left elbow: overload"
-
-    def on_spin(self) -> None:
-        self.world.arms.spin = -5.0
 
     def on_clock(self) -> None:
         self.world.now += float(self.rng.choice([-3.0, 0.3, 5.0, 0.06, 0.0]))

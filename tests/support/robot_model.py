@@ -18,7 +18,8 @@ CLOSE = 1 + 1e-6
 class Samples:
     """Which readings are believed."""
 
-    def __init__(self) -> None:
+    def __init__(self, low: np.ndarray = MECHANISM[0], high: np.ndarray = MECHANISM[1]) -> None:
+        self.low, self.high = low, high
         self.q: np.ndarray | None = None  # of the newest that was believed
         self.stamp = self.at = 0.0
         self.doubts = 0
@@ -36,7 +37,7 @@ class Samples:
             self.since, self.aim = now, np.array(aim)
         elif now - self.since >= 0.1 and np.abs(aim - self.aim).max() > 0.02:
             bad = True
-        if not ((r.q >= MECHANISM[0]) & (r.q <= MECHANISM[1])).all() or not now - 0.1 <= r.stamp <= now + 0.1:
+        if not ((r.q >= self.low) & (r.q <= self.high)).all() or not now - 0.1 <= r.stamp <= now + 0.1:
             bad = True
         elif self.q is not None:
             gap = min(max(r.stamp - self.stamp, now - self.at, 0.0), 0.1)
@@ -87,7 +88,6 @@ class RobotModel:
 
     @property
     def standing(self) -> str:
-        """Where a robot stands that is not latched."""
         return "HOLD" if self.agreed else "HELD"
 
     def calm(self) -> bool:

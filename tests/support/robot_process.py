@@ -31,13 +31,9 @@ FILES = Path(__file__).resolve().parents[2] / "experiments" / "robots"
 
 
 class RobotProcess:
-    """A robot's file, and the process that serves it.
+    """A robot's file, with a port before its text, and the process that serves it.
 
-    Args:
-        folder: of the file and of the server's state; the file has the text `file` and the port.
-        log: for what the server prints.
-        gap: seconds for which its loop may stand still.
-        ports: consecutive ones, of which the first is the server's.
+    `log`: for what it prints; `gap`: seconds for which its loop may stand still; `ports`: consecutive ones.
     """
 
     def __init__(
@@ -61,7 +57,6 @@ class RobotProcess:
             client.next_state(60)
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end."""
         return subprocess.run(
             [*self._command, *words], env=self.environment, capture_output=True, text=True, timeout=60, check=False
         )
@@ -70,7 +65,6 @@ class RobotProcess:
         return Reading(self.address, name=name, role=role, answer=20.0)
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
-        """Send a signal; returns the exit status, and what was logged."""
         assert self.process is not None
         process, self.process = self.process, None
         process.send_signal(number)
@@ -99,7 +93,6 @@ class WatchedRobot(RobotProcess):
                 self.end()
 
     def flags(self) -> list[str]:
-        """Of processes that use it."""
         return [f"--config.robot.server={self.address}", "--config.actor.clock=realtime"]
 
     def state(self) -> str:

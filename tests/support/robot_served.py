@@ -9,18 +9,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 from robot_fronts import FOR_EVER, FrontedDoor
 from robot_limits import HOME, limits
-from robot_world import DT, MECHANISM, SPEC, FaultyArms
+from robot_world import DT, MECHANISM, SPEC, FaultyArms, Way
 
 from serl_chunk_robot.client.client import Keys, RobotClient
+from serl_chunk_robot.robot_file.profiles import Profile
 from serl_chunk_robot.safety.gate import Gate
 from serl_chunk_robot.safety.measured import Measured
-from serl_chunk_robot.safety.motion import Limits, SetPoint
+from serl_chunk_robot.safety.motion import Limits
 from serl_chunk_robot.server.admission import Address
 from serl_chunk_robot.server.door import Door
 from serl_chunk_robot.server.front import Front
@@ -31,28 +32,9 @@ from serl_chunk_robot.wire.curve import Pair
 HERE = "127.0.0.1"
 
 
-class Profile(NamedTuple):
-    """As serl_chunk_robot.robot_file.config makes it."""
-
-    name: str
-    limits: Limits
-    digest: str
-
-
-class Way:
-    """A motion to a place; it never ends where it is to last."""
-
-    def __init__(self, to: np.ndarray, lasts: bool) -> None:
-        self.to, self.lasts = to, lasts
-        self.draws = {"step 0": to}
-
-    def goal(self, at: SetPoint, reading: object, now: float) -> np.ndarray | None:
-        return self.to if self.lasts or np.abs(at.position - self.to).max() > 1e-6 else None
-
-
 def way(event: str, arguments: dict[str, Any], start: np.ndarray, of: Limits) -> Way:
     """The motions of the tests' robot: all joints but grippers by an angle."""
-    return Way(start + arguments.pop("by", 0.0), bool(arguments.pop("lasts", False)))
+    return Way(start + arguments.pop("by", 0.0), lasts=bool(arguments.pop("lasts", False)))
 
 
 class Reading(RobotClient):
@@ -127,7 +109,6 @@ class Served:
     def client(
         self, name: str = "left", role: str = "controller", keys: Keys | None = None, process: str = "here"
     ) -> Reading:
-        """A client of this robot."""
         self._clients.append(
             Reading(f"{HERE}:{self.port}", name=name, role=role, keys=keys, answer=5.0, process=process)
         )
@@ -137,7 +118,6 @@ class Served:
         return self.client("operator", "operator")
 
     def ready(self) -> RobotClient:
-        """Clear the robot; returns its operator."""
         operator = self.operator()
         wait(lambda: bool(operator.next_state()["answered"]))
         operator.request("clear")
@@ -155,11 +135,9 @@ class Served:
 def served(**more: Any) -> Iterator[Served]:
     # Machines that run tests may stand still for longer than robot PCs may.
     with (
-        patch("serl_chunk_robot.control.loop.GAP", 5.0),
-        patch("serl_chunk_robot.safety.watchdog.LEAST_VALIDITY", 0.5),
-        patch("serl_chunk_robot.server.server.LAY", 5.0),
-        patch("serl_chunk_robot.server.door.SILENT", 5.0),
-    ):
+        patch("serl_chunk_robot.control.loop.GAP", 5.0), patch("serl_chunk_robot.safety.watchdog.LEAST_VALIDITY", 0.5),
+        patch("serl_chunk_robot.server.server.LAY", 5.0), patch("serl_chunk_robot.server.door.SILENT", 5.0),
+    ):  # fmt: skip
         robot = Served(**more)
         try:
             yield robot
@@ -168,7 +146,6 @@ def served(**more: Any) -> Iterator[Served]:
 
 
 def wait(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    """Wait until a condition holds."""
     ends = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < ends, "waited in vain"

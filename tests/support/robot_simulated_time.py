@@ -52,7 +52,6 @@ class SimulatedServer:
         self.each_pass(self.state)
 
     def take(self, connection: bytes, message: dict[str, Any]) -> dict[str, Any]:
-        """Give the server a message, and return its reply."""
         self._door.replies.clear()
         self.server._receive(Request(connection, arrays.pack(message)), self.now)
         return arrays.unpack(self._door.replies[-1], 1 << 20) if self._door.replies else {}

@@ -15,10 +15,10 @@ from unittest.mock import patch
 import numpy as np
 import zmq
 from robot_fronts import FrontedDoor
-from robot_interleavings import Interleaving, Way
+from robot_interleavings import Interleaving
 from robot_model import RobotModel
 from robot_served import HERE, free_port, server
-from robot_world import SeenGate, SeenPursuit, World
+from robot_world import SeenGate, SeenPursuit, Way, World
 
 from serl_chunk_robot.server.admission import Address
 from serl_chunk_robot.wire import arrays
@@ -123,7 +123,6 @@ class SocketInterleaving(Interleaving):
         return reply
 
     def step_until(self, condition: Callable[[], object], what: str) -> None:
-        """Step the front until a condition holds."""
         ends = time.monotonic() + ARRIVES
         while not condition():
             assert time.monotonic() < ends, what
@@ -146,6 +145,11 @@ class SocketInterleaving(Interleaving):
         if peer in self.known and peer is self.holder:
             self.heard = self.world.now
         return peer in self.known
+
+    def next_moment_of_known(self, peer: Peer) -> None:
+        if peer not in self.known:
+            self.greet(peer)
+        self.next_moment(peer)
 
     def takes(self, peer: Peer) -> bool:
         """Whether a peer gets the lease, and what that does to the robot."""
@@ -193,9 +197,7 @@ class SocketInterleaving(Interleaving):
 
     def ask(self, event: str, role: str, motion: Way | None = None) -> None:
         peer = {"operator": self.operator, "any": self.watcher}.get(role) or self.lead()
-        if peer not in self.known:
-            self.greet(peer)
-        self.next_moment(peer)
+        self.next_moment_of_known(peer)
         values: dict[str, Any] = {}
         moves = event in ("clear", "go", "arm", "reset", "park", "jog", "torque_off")
         unseen = self.rng.choice(["", "older", "later", "missing"], p=[0.88, 0.06, 0.02, 0.04])
@@ -218,9 +220,7 @@ class SocketInterleaving(Interleaving):
 
     def reboot(self, role: str, motor: str) -> None:
         peer = {"operator": self.operator, "any": self.watcher}.get(role) or self.lead()
-        if peer not in self.known:
-            self.greet(peer)
-        self.next_moment(peer)
+        self.next_moment_of_known(peer)
         generation = self.model.generation
         wanted, before = self.model.reboot(role, motor), len(self.world.arms.rebooted)
         self.demand(peer, "reboot", wanted, name=motor, generation=generation)
@@ -270,9 +270,7 @@ class SocketInterleaving(Interleaving):
 
     def take(self) -> None:
         """An operator ends the lease."""
-        if self.operator not in self.known:
-            self.greet(self.operator)
-        self.next_moment(self.operator)
+        self.next_moment_of_known(self.operator)
         if self.holder is not None:
             self.holder = None
             self.model.request("lost", "server")
@@ -287,9 +285,7 @@ class SocketInterleaving(Interleaving):
     def on_go_for_another(self) -> None:
         """A go for another process than the one that has the lease: the operator saw that one."""
         holder = self.lead()
-        if self.operator not in self.known:
-            self.greet(self.operator)
-        self.next_moment(self.operator)
+        self.next_moment_of_known(self.operator)
         values = {"controller": holder.name, "process": holder.process, "generation": self.model.generation}
         values[str(self.rng.choice(["controller", "process"]))] = "0"
         self.demand(self.operator, "go", False, **values)
@@ -346,9 +342,7 @@ class SocketInterleaving(Interleaving):
         """A request that was seconds on its way moves nothing; one that calms is obeyed."""
         op = str(self.rng.choice(["arm", "reset", "clear", "hold", "release"]))
         peer = self.operator if op in ("clear", "hold") else self.lead()
-        if peer not in self.known:
-            self.greet(peer)
-        self.next_moment(peer)
+        self.next_moment_of_known(peer)
         role = "operator" if peer is self.operator else "controller"
         values = {"generation": self.model.generation, "stamp": self.world.now - self.rng.choice([-9.0, 2.5, 60.0])}
         wanted = op in ("hold", "release") and self.model.request(op, role)

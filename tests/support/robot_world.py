@@ -150,7 +150,6 @@ class World:
         return self.loop.machine.state
 
     def run(self, passes: int = 1) -> Status:
-        """Run passes, each `dt` after the last."""
         for _ in range(passes):
             self.now += self.dt
             status = self.loop.run_pass(self.now)
@@ -165,7 +164,6 @@ class World:
         raise AssertionError(f"{self.state} for {passes} passes, not {state}")
 
     def ask(self, event: str, role: str, **more: Any) -> Transition:
-        """Request an event."""
         return self.loop.request(event, role, "K", self.now, **more)
 
     def hang(self, call: str, seconds: float) -> None:
@@ -180,14 +178,12 @@ class World:
         setattr(self.arms, call, slow)
 
     def ready(self) -> World:
-        """Clear the robot, and let a controller move it."""
         self.run(2)
         self.ask("clear", "operator")
         self.ask("go", "operator")
         return self
 
     def armed(self) -> World:
-        """Clear and arm the robot."""
         self.ready().ask("arm", "controller")
         return self
 
@@ -209,14 +205,19 @@ class World:
 
 
 class Way:
-    """A motion to a place."""
+    """A motion to a place, given up after some passes; it never ends where it is to last."""
 
-    def __init__(self, to: np.ndarray, passes: int = 10**6) -> None:
-        self.to, self.left = to, passes
+    def __init__(self, to: np.ndarray, passes: int = 10**6, *, lasts: bool = False) -> None:
+        self.to, self.left, self.lasts, self.done = to, passes, lasts, False
+        self.last: np.ndarray | None = None
+        self.draws = {"step 0": to}
 
     def goal(self, at: SetPoint, reading: object, now: float) -> np.ndarray | None:
         self.left -= 1
-        return self.to if self.left >= 0 and np.abs(at.position - self.to).max() > 1e-6 else None
+        there = not self.lasts and bool(np.abs(at.position - self.to).max() <= 1e-6)
+        self.done = self.done or self.left < 0 or there
+        self.last = None if self.done else self.to
+        return self.last
 
 
 def moving(
@@ -239,5 +240,4 @@ def moving(
 
 
 def speed(world: World) -> np.ndarray:
-    """Of the last set points, rad/s."""
     return (world.arms.sent[-1] - world.arms.sent[-2]) / world.dt

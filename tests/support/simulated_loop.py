@@ -59,7 +59,6 @@ class LoopedTask:
         assert self.loop.command(command, self.now) == ""
 
     def tick(self, target: np.ndarray) -> Status:
-        """Command a target and run its pass."""
         self.send(target)
         return self.run()
 

@@ -40,7 +40,6 @@ def executed_steps(log: Path) -> dict[Key, tuple[float, ...]]:
 
 
 def journal_store(run: Path) -> contextlib.closing[RecordStore]:
-    """The journal of a run, which no process has open."""
     return contextlib.closing(RecordStore(run / "journal" / "online", LIMITS))
 
 

@@ -26,7 +26,6 @@ class TerminalProcess(Process):
     ignores_hangup = typed = False
 
     def type(self, data: bytes) -> None:
-        """Type on the terminal, of a process that reads it (`typed`)."""
         os.write(self._master, data)
 
     def _start(self, file: IO[bytes], environment: Mapping[str, str], cwd: Path | None) -> subprocess.Popen[bytes]:
@@ -47,11 +46,9 @@ class TerminalProcess(Process):
         return popen
 
     def look_away(self) -> None:
-        """Read nothing, until `look`: what it prints fills the terminal."""
         self._looking.clear()
 
     def look(self) -> None:
-        """Read again."""
         self._looking.set()
 
     def hang_up(self) -> None:
@@ -60,7 +57,6 @@ class TerminalProcess(Process):
         self._copier.join()
 
     def close(self) -> None:
-        """End it, and its terminal."""
         super().close()
         self.hang_up()
 

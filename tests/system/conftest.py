@@ -10,9 +10,6 @@ import pytest
 from lab import Lab
 from processes import LISTENING, Cluster, Process, cluster
 
-from serl_chunk.transport.security.keys import ClientKeys
-from serl_chunk.transport.security.server import ServerKeys
-
 
 class Listening(NamedTuple):
     """A learner that goes on with a completed run whose newest checkpoint is damaged, and waits for its actor."""
@@ -33,7 +30,6 @@ class Trained(NamedTuple):
 
 
 def pytest_collection_modifyitems(items):
-    """Mark every test of this folder."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker("system")
@@ -96,16 +92,6 @@ def listening(tmp_path_factory, trained, demos, environment):
 def processes(tmp_path, demos, environment):
     with cluster(tmp_path, demos, environment) as c:
         yield c
-
-
-@pytest.fixture
-def joined(tmp_path):
-    """(Key folder of a learner, that of a robot which has joined it as `left`)."""
-    keys, _ = ServerKeys.ensure(tmp_path / "gpu")
-    own = ClientKeys.accept(tmp_path / "robot", keys.invite("left", ["127.0.0.1"], 0))
-    assert keys.enrol(own.ticket.public, own.pair.public) == "left"
-    own.at(["127.0.0.1"], joined=True)
-    return str(tmp_path / "gpu"), str(tmp_path / "robot")
 
 
 @pytest.fixture

@@ -1,17 +1,25 @@
-"""A completed run: its files, evaluations of it, another start, and a learner that goes on with it."""
+"""A completed run, and starts that come to none: no robot is called, and both processes end."""
 
+from __future__ import annotations
+
+import contextlib
 import json
 import re
+import signal
+import socket
+import threading
 
 import pytest
 from commands import Command
 from ports import free_port
 from processes import LISTENING, PATIENCE, actor_totals, checkpoints, learner_totals, resumed_at, sentence
+from transport_tools import linked, serving
 
 from serl_chunk.runs.metrics import read_metrics
+from serl_chunk.types import ConfigError
 
 pytestmark = pytest.mark.timeout(3 * PATIENCE)
-WRONG_USAGE, FAILED = 2, 1
+WRONG_USAGE, FAILED, INTERRUPTED = 2, 1, 130
 LAST_LINE = re.compile(r"evaluation: success_rate=[01]\.\d\d n=(\d+) report=(.+)")
 EVALUATE = ("--eval_checkpoint_step", "latest", "--eval_n_trajs")
 
@@ -75,25 +83,6 @@ def test_a_damaged_newest_checkpoint_falls_back_loudly(listening):
     assert checkpoints(listening.run) == [0, 20]
 
 
-def test_actor_and_learner_of_two_experiments(listening):
-    file = listening.cluster.folder / "other_name.py"
-    file.write_text(
-        "import dataclasses\n"
-        "from serl_chunk.config.loader import load_experiment\n"
-        "def experiment():\n"
-        "    return dataclasses.replace(load_experiment('fake_aloha'), name='other_name')\n"
-    )
-    longer = listening.cluster.actor(kind=Command, chunk__horizon=7)
-    renamed = listening.cluster.actor(kind=Command, exp_name=str(file))
-    said = sentence(longer.ends(FAILED))
-    assert "chunk.horizon is '5' at the learner and '7' at the actor" in said
-    assert "--config.chunk.horizon=5" in said
-    assert "kernel" not in said
-    said = sentence(renamed.ends(FAILED))
-    assert "experiment is 'fake_aloha' at the learner and 'other_name' at the actor" in said
-    assert listening.learner.running
-
-
 def test_a_second_learner_takes_neither_port_nor_folder(listening):
     port = listening.cluster.learner(listening.cluster.folder / "second", kind=Command, **LISTENING)
     folder = listening.cluster.start(
@@ -107,9 +96,81 @@ def test_a_second_learner_takes_neither_port_nor_folder(listening):
     assert listening.learner.running
 
 
-def test_keys_that_are_asked_for_are_binding_through_a_tunnel(listening, joined):
-    """A learner on loopback without keys may be anything at the other end: an actor with `--keys` sends it nothing."""
-    keys = ("--keys", joined[1], "--spool_path", joined[1])
-    said = sentence(listening.cluster.actor(*keys, kind=Command, **LISTENING).ends(FAILED))
-    assert f"the learner at 127.0.0.1:{listening.cluster.port} runs without keys" in said
-    assert "actor left connected" not in listening.learner.output
+REALTIME = {"actor__clock": "realtime"}
+
+
+def test_both_processes_end_where_the_demonstrations_are_missing(processes, tmp_path):
+    processes.demos = tmp_path / "empty"
+    processes.demos.mkdir()
+    output = processes.both(tmp_path / "run").ends(WRONG_USAGE)
+    assert re.search(rf"learner \| serl-chunk: .*{processes.demos}.*has no \*\.hdf5 file", output)
+    assert "the learner ended with status 2: stopping the other process" in output
+    assert "Traceback" not in output
+
+
+@contextlib.contextmanager
+def robot_server():
+    """Yield an actor's flag for a robot server that never answers, and whether it was called, as a function."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+
+        def called() -> bool:
+            with contextlib.suppress(BlockingIOError):
+                listener.accept()[0].close()
+                return True
+            return False
+
+        yield f"--config.robot.server=127.0.0.1:{listener.getsockname()[1]}", called
+
+
+def test_without_a_learner_no_robot_is_called_and_a_waiting_actor_can_be_interrupted(processes):
+    with robot_server() as (flag, called):
+        actor = processes.actor(flag, **REALTIME)
+        actor.says(f"no learner answers at 127.0.0.1:{processes.port}; waiting")
+        evaluation = processes.actor(
+            flag, "--eval_checkpoint_step", "latest", "--eval_n_trajs", "1", "--ip", "127.0.0.1"
+        )
+        evaluation.says("no learner answers")
+        assert not called()
+    actor.signal(signal.SIGTERM)
+    assert sentence(actor.ends(INTERRUPTED)) == "serl-chunk: interrupted"
+
+
+def test_a_second_actor_of_one_name_calls_no_robot(processes, tmp_path):
+    with robot_server() as (flag, called):
+        learner = processes.learner(tmp_path / "run", **LISTENING, **REALTIME)
+        learner.says("listening on")
+        named = lambda pc: ["--actor_id", "left", "--spool_path", str(tmp_path / pc)]  # noqa: E731
+        first = processes.actor(*named("one"), **LISTENING, **REALTIME)
+        learner.says("actor left connected")
+        here = processes.actor(*named("one"), flag, kind=Command, **LISTENING, **REALTIME)
+        assert "is in use by another process" in here.ends(WRONG_USAGE)
+        second = processes.actor(*named("two"), flag, **LISTENING, **REALTIME)
+        second.says("another live session has the actor id 'left'")
+        assert not called()
+        first.kill()
+        second.until(called, "it never called its robot once it was admitted")
+
+
+def test_a_learner_that_is_not_ready_keeps_its_actors_waiting_and_lives():
+    """Until it is, it knows neither allowances nor episodes to close: asking it would end the server's thread."""
+    port, sentences, ready = free_port(), [], threading.Event()
+
+    def not_before(value):
+        if not ready.is_set():
+            raise ConfigError("the learner is still reading")
+        return value
+
+    def waiting(sentence):
+        sentences.append(sentence)
+        ready.set()
+
+    callbacks = {
+        "welcome": lambda: not_before(({}, {})), "allowance": lambda session: not_before(17),
+        "on_silent": lambda info, gone: not_before(None),
+    }  # fmt: skip
+    with serving(port, **callbacks) as server, linked(port, connect=False) as link:
+        link.connect(timeout=PATIENCE, on_waiting=waiting)
+        assert "still reading" in sentences[0]
+        assert link.allowance == 17
+        server.check()

@@ -61,7 +61,6 @@ def test_ctrl_c_ends_all_processes_and_leaves_a_report(tmp_path):
 
 
 def processes_of(folder: Path) -> set[int]:
-    """Return the processes whose command or environment names a folder."""
     found = set()
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

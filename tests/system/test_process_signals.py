@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 from commands import Command
-from counting_robot import CLOSED
-from lab import LENGTH, Lab
+from counting_robot import CLOSED, LENGTH
+from lab import Lab
 from processes import PATIENCE, Cluster, Process, checkpoints, cluster
 from system_accounts import journal_rows
 from terminals import NohupProcess, TerminalProcess
@@ -112,10 +112,9 @@ def instants(processes: Cluster, tmp_path: Path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-@pytest.mark.parametrize(
-    "instant",
-    ["exec", "imports", *(pytest.param(at, marks=pytest.mark.slow) for at in ("data", "networks", "compilation"))],
-)
+@pytest.mark.parametrize("instant", [
+    "exec", "imports", *(pytest.param(at, marks=pytest.mark.slow) for at in ("data", "networks", "compilation")),
+])  # fmt: skip
 def test_ctrl_c_ends_a_start_and_leaves_nothing_behind(tmp_path, demos, environment, instant):
     many, run = tmp_path / "many", tmp_path / "run"
     many.mkdir()

@@ -6,7 +6,6 @@ Times are not judged: `benchmarks/device_latency.py` measures them on a quiet ma
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -63,7 +62,6 @@ def ended(cell: MouseCell) -> StepBlock:
 
 
 def segments(steps: StepBlock) -> list[tuple[int, int]]:
-    """First and last tick of each run of human ticks."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], steps.source == Source.HUMAN, [0]]).astype(int)))
     return [(int(a), int(b) - 1) for a, b in edges.reshape(-1, 2)]
 
@@ -94,39 +92,6 @@ def test_a_deflection_moves_the_arms_tip_and_is_one_segment(episode: MouseCell):
     dims = steps.sparse[HUMAN_DIMS]
     assert {tick for a, b in found for tick in range(a, b + 1)} == set(dims.index)
     assert (dims.values == (np.arange(14) < 7)).all(), "the other arm stays with the policy"
-
-
-@pytest.mark.slow
-def test_a_mouse_that_is_held_through_a_stop_and_a_clear_moves_nothing_until_it_was_neutral(episode: MouseCell):
-    push(episode, 0.3)
-    assert segments(ended(episode)), "it had the arm before"
-    episode.watch(1.5)
-    rest(episode, 1.0)
-    push(episode, 0.5)
-    episode.hand("rest")
-    steps = ended(episode)
-    [(first, _), *_] = segments(steps)
-    assert steps.stamp[first] - steps.stamp[0] > 2.0
-
-
-@pytest.mark.slow
-def test_a_mouse_that_is_held_through_a_hold_within_an_episode_moves_nothing_until_it_was_neutral(episode: MouseCell):
-    push(episode, 0.3)
-    episode.operator.request("hold")
-    episode.watch(0.1)
-    episode.running()
-    resumed = time.monotonic()
-    episode.watch(1.5)
-    rested = time.monotonic()
-    rest(episode, 1.0)
-    push(episode, 0.5)
-    episode.hand("rest")
-    steps = ended(episode)
-    human = steps.stamp[steps.source == Source.HUMAN]
-    assert (human < resumed).any()
-    assert not ((human > resumed) & (human < rested)).any()
-    assert (human > rested).any()
-    assert steps.lost_ticks.any(), "it was one episode"
 
 
 @pytest.mark.slow

@@ -1,23 +1,30 @@
-"""Learners and actors as processes: two actors, kills, signals, keys, and a phase on data alone."""
+"""Learners and actors as processes: two actors, Ctrl-C, streamed demonstrations, policy servers, and another run."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
+import shutil
 import signal
-from collections import defaultdict
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import pytest
-from commands import Command
-from processes import PATIENCE, actor_totals, checkpoints, learner_totals, settings
+from ports import free_port
+from processes import LISTENING, PATIENCE, Cluster, Process, actor_totals, checkpoints, learner_totals, settings
 from system_accounts import journal_rows
 
+from serl_chunk.cli.process import load
+from serl_chunk.data.demos import load_demos, short_digest
+from serl_chunk.data.normalise.normaliser import Normaliser
+from serl_chunk.robots.fake import spec as task
+from serl_chunk.robots.registry import robot_spec
+from serl_chunk.runs.checkpoints import CheckpointStore
+from serl_chunk.runs.episodes import RunSource
 from serl_chunk.runs.metrics import read_metrics
-from serl_chunk.transport.security.client import mechanism_at
-from serl_chunk.transport.security.keys import ClientKeys
-from serl_chunk.types import StepBlock
-from serl_chunk_robot.wire.curve import Pair
+from serl_chunk.types import Begin, Source, StepBlock
 
 pytestmark = pytest.mark.timeout(4 * PATIENCE)
 ENDLESS = {"learner__max_steps": 1_000_000}
@@ -46,33 +53,6 @@ def test_two_actors_wait_for_their_learner_and_feed_it_until_it_is_told_to_stop(
     for name, (episodes, own) in totals.items():
         mine = [row["episode/l"] for row in rows if row["actor_id"] == name]
         assert (len(mine), sum(mine)) == (episodes, own)
-
-
-@pytest.mark.slow
-def test_a_second_actor_with_the_same_name_is_refused_and_may_take_over(processes, tmp_path):
-    run = tmp_path / "run"
-    learner = processes.learner(run, **ENDLESS)
-    first = processes.actor("--spool_path", str(tmp_path / "one"), **ENDLESS)
-    learner.until(lambda: max(checkpoints(run), default=0) >= 20, "no checkpoint of the training appeared")
-    here = processes.actor("--spool_path", str(tmp_path / "one"), **ENDLESS)
-    assert "is in use by another process" in here.ends(2)
-    elsewhere = processes.actor("--spool_path", str(tmp_path / "two"), **ENDLESS)
-    elsewhere.says("another live session has the actor id 'actor'")
-    first.kill()
-    learner.says("actor actor is silent")
-    before = len(read_metrics(run)["episode"])
-    learner.until(lambda: len(read_metrics(run)["episode"]) >= before + 3, "the second actor's episodes did not come")
-    learner.signal(signal.SIGTERM)
-    learner.ends()
-    elsewhere.ends()
-    acted = defaultdict(list)
-    for row in journal_rows(run):
-        if isinstance(row.record, StepBlock):
-            acted[row.session] += [v for v in row.record.policy_version.tolist() if v >= 0]
-    assert len(acted) == 2
-    for versions in acted.values():
-        assert len(versions) > 20
-        assert versions == sorted(versions)
 
 
 @pytest.mark.slow
@@ -107,94 +87,203 @@ def _without_times(line):
     return {k: v for k, v in row.items() if k != "wall" and not k.startswith(("rates/", "timer/", "wait/"))}
 
 
-HERE = "127.0.0.1"
-FAILED = 1
-WRONG_USAGE = 2
+STREAMED_TO = {"learner__max_steps": 100_000, "learner__warmup_episodes": 1}
 
 
-def on(folder) -> tuple[str, ...]:
-    """A machine of its own, as far as keys go."""
-    return ("env", f"XDG_CONFIG_HOME={folder}")
-
-
-@pytest.mark.slow
-def test_one_pasted_line_lets_one_robot_in(processes, tmp_path):
-    gpu, robot, stranger = (on(tmp_path / name) for name in ("gpu", "robot", "stranger"))
-    learner = processes.start(
-        *processes.flags(), "--learner", "--debug", "--demo_path", str(processes.demos), "--checkpoint_path",
-        str(tmp_path / "run"), "--bind", "0.0.0.0", prefix=gpu,
+def recording(c: Cluster, out: Path, n: int, cwd: Path) -> Process:
+    return c.start(
+        "record", *c.flags(**STREAMED_TO), "--policy", "scripted", "--n_demos", str(n), "--out", str(out),
+        "--ip", "127.0.0.1", cwd=cwd,
     )  # fmt: skip
-    learner.says("serl-chunk keys join '")
-    learner.says("listening on 0.0.0.0")
-    [line] = re.findall(r"serl-chunk keys join '(\S+)'", learner.output)
 
-    # No machine without a key, or with one of its own.
-    said = processes.actor("--ip", HERE, prefix=stranger).ends(FAILED)
-    assert f"the learner at {HERE}:{processes.port} requires a key, and this machine has none" in said
-    assert "Traceback" not in said
 
-    said = processes.start("keys", "join", line, "--ip", HERE, prefix=robot).ends()
-    assert "as 'robot'; key in " in said
-    said = processes.start("keys", "join", line, "--ip", HERE, prefix=stranger).ends(FAILED)
-    assert "its line was used by another machine or is older than ten minutes" in said
-    known = ClientKeys.find(tmp_path / "robot" / "serl-chunk" / "keys", HERE)
-    assert known is not None
-    forged = dataclasses.replace(known, folder=tmp_path / "stranger" / "serl-chunk" / "keys", pair=Pair.new())
-    forged.save()
-    evaluation = ("--eval_checkpoint_step", "latest", "--eval_n_trajs", "1")
-    said = processes.actor("--ip", HERE, *evaluation, prefix=stranger).ends(FAILED)
-    assert f"the learner at {HERE}:{processes.port} refuses this machine's key 'robot'" in said
+def received(learner: Process) -> list[str]:
+    return re.findall(r"demonstration received: (\S+),", learner.output)
 
-    # And the one that has pasted it trains.
-    assert "robot" in processes.start("keys", "list", prefix=gpu).ends()
-    _, steps = actor_totals(processes.actor("--ip", HERE, prefix=robot).ends())
-    output = learner.ends()
-    assert learner_totals(output) == (40, steps)
-    assert "--insecure: any machine" not in output
-    assert "unknown key" in output
-    for text in (output, said):
-        assert known.pair.secret not in text
+
+def streamed(run: Path) -> Counter[str]:
+    source = RunSource(run)
+    entries = [source.about(key) for key in source.keys()]
+    return Counter(e.end.episode_id for e in entries if e.demonstration)
 
 
 @pytest.mark.slow
-def test_on_loopback_an_actor_with_a_key_is_encrypted_and_has_its_name(processes, tmp_path, joined):
-    short = {"learner__pretrain_steps": 0, "learner__max_steps": 10}
-    learner = processes.learner(tmp_path / "run", "--keys", joined[0], **short)
+def test_each_demonstration_arrives_once_whoever_is_killed(processes, tmp_path):
+    c, run, out, cwd = processes, tmp_path / "run", tmp_path / "streamed", tmp_path / "robot"
+    spec = robot_spec(load("fake_aloha", []).robot)
+    cwd.mkdir()
+    # No learner yet: the files are written, and the command says what is missing.
+    alone = recording(c, out, 2, cwd)
+    text = alone.ends(1)
+    assert "no learner answers" in text
+    assert "the learner lacks 2 of those on disk" in text
+    assert len(list(out.glob("*.hdf5"))) == 2
+
+    learner = c.learner(run, **STREAMED_TO)
     learner.says("listening on")
-    assert mechanism_at(HERE, processes.port) == "CURVE"
-    other = processes.actor("--keys", joined[1], "--actor_id", "right", kind=Command, **short).ends(WRONG_USAGE)
-    assert "--actor_id=right: the learner knows this machine's key as 'left'" in other
-    actor = processes.actor("--keys", joined[1], "--spool_path", str(tmp_path / "spool"), **short)
+    recorder = recording(c, out, 40, cwd)
+    learner.until(lambda: len(received(learner)) >= 4, "four demonstrations never came")
+    recorder.kill()
+    learner.kill()
+    assert 4 <= len(list(out.glob("*.hdf5"))) < 40
+
+    learner = c.learner(run, **STREAMED_TO)
+    learner.says("listening on")
+    assert "streamed demonstrations put back" in learner.output
+    n = len(list(out.glob("*.hdf5"))) + 2
+    assert f"the learner has all {n}" in recording(c, out, n, cwd).ends()
+    again = recording(c, out, n, cwd).ends()
+    assert f"0 demonstrations streamed; the learner has all {n}" in again
+    assert streamed(run) == Counter({name: 1 for name in streamed(run)})
+    known = {short_digest(e) for e in load_demos([c.demos], spec).episodes}  # by --demo_path: these are not sent
+    digests = [short_digest(e) for e in load_demos([out], spec).episodes]
+    new = [d for d in digests if d not in known]
+    assert 4 <= len(new) == len(streamed(run))
+
+    actor = c.start(*c.flags(**STREAMED_TO), "--actor", cwd=cwd)
+    learner.until(lambda: len(read_metrics(run)["train"]) >= 3, "it never trained")
+    row = read_metrics(run)["train"][-1]
+    assert row["replay/demo_episodes"] == len(new) + len(known)
+    actor.kill()
+    learner.signal(signal.SIGINT)
+    _, steps = learner_totals(learner.ends())
+    source = RunSource(run)
+    online = [e for e in map(source.about, source.keys()) if not e.demonstration]
+    rows, events = read_metrics(run)["episode"], [row["text"] for row in read_metrics(run)["event"]]
+    assert sum("demonstration received" in text for text in events) == len(new)
+    assert 0 < len(rows) <= len(online)  # the one that was open at the kill is in neither
+    assert 0 <= steps - sum(e.length for e in online) < 40  # of that one
+    assert not any("demonstrations" in row["actor_id"] for row in rows)
+
+
+def test_a_server_that_follows_a_learner_is_killed_under_an_actor_and_comes_back(processes, tmp_path):
+    pytest.importorskip("websockets")
+    run, port = tmp_path / "run", free_port()
+    learner = processes.learner(run, **ENDLESS)
+
+    def serve():
+        process = processes.start(
+            "serve", "--exp_name", "fake_aloha", "--ip", "127.0.0.1", "--learner_port", str(processes.port),
+            "--port", str(port), "--max_batch", "1", *settings(**ENDLESS),
+        )  # fmt: skip
+        process.says(f"at ws://127.0.0.1:{port}")
+        return process
+
+    def episodes():
+        return len(read_metrics(run)["episode"]) if (run / "metrics.jsonl").exists() else 0
+
+    first = serve()
+    actor = processes.actor(f"--config.actor.policy=openpi://127.0.0.1:{port}", **ENDLESS)
+    learner.until(lambda: episodes() >= 3, "no episodes by the server's chunks")
+    first.says("is served")  # a newer policy version
+    first.kill()
+    actor.says("is lost")
+    before = episodes()
+    second = serve()
+    actor.says("connected again")
+    learner.until(lambda: episodes() >= before + 3, "no episodes after the restart")
+    learner.signal(signal.SIGTERM)
+    learner.ends()
     _, steps = actor_totals(actor.ends())
-    assert learner_totals(learner.ends()) == (10, steps)
-    [segment] = (tmp_path / "run" / "journal" / "online").glob("*.journal")
-    assert b"left-" in segment.read_bytes()  # its episodes' names begin with its own
+    assert steps > 0
+    second.signal(signal.SIGTERM)
+    assert re.search(r"batches by number of clients: \{1: \d+", second.ends())
 
 
-OFFLINE = {"learner__pretrain_steps": 0, "learner__checkpoint_period": 20}
+TWO_RUNS = {"learner__max_steps": 1_000_000, "learner__warmup_episodes": 1}
+HUMAN_TICKS = 4  # of a run
+
+
+class Journal(NamedTuple):
+    begun: list[str]  # episode ids
+    blocks: dict[str, list[StepBlock]]
+
+    @classmethod
+    def of(cls, run: Path) -> Journal:
+        found = cls([], {})
+        for record in (row.record for row in journal_rows(run)):
+            if isinstance(record, Begin):
+                found.begun.append(record.episode_id)
+            elif isinstance(record, StepBlock):
+                found.blocks.setdefault(record.episode_id, []).append(record)
+        return found
+
+    @property
+    def steps(self) -> int:
+        return sum(b.n for blocks in self.blocks.values() for b in blocks)
+
+
+def version_of(run: Path) -> int:
+    file = run / "snapshot_version"
+    return int(file.read_text() or 0) if file.exists() else 0
+
+
+def human_ticks(run: Path) -> int:
+    return sum(row["intervention_steps"] for row in read_metrics(run)["episode"])
+
+
+def has_episodes(run: Path) -> bool:
+    there = (run / "metrics.jsonl").exists() and len(read_metrics(run)["episode"]) >= 3
+    return there and human_ticks(run) == HUMAN_TICKS
+
+
+def normaliser_of(run: Path) -> Normaliser:
+    checkpoint = CheckpointStore(run).restore_policy(0)
+    return Normaliser.restored(checkpoint.meta, checkpoint.normaliser)
+
+
+def decoded_otherwise(blocks: list[StepBlock], normaliser: Normaliser) -> int:
+    """Steps of the policy whose commands are not what `normaliser`, and the robot's limits, make of the chunk."""
+    low, high = np.array(task.ACTION_LOW), np.array(task.ACTION_HIGH)
+    rate = np.where(np.isin(np.arange(task.ACTION_DIM), task.GRIPPER), task.GRIPPER_RATE, task.JOINT_RATE)
+    states = np.concatenate([b.observation["state"] for b in blocks])
+    actions = np.concatenate([b.action for b in blocks])
+    rows = [(b.first_tick, b.sparse["decision/chunk"]) for b in blocks if "decision/chunk" in b.sparse]
+    chunks = {first + int(i): chunk for first, sparse in rows for i, chunk in zip(*sparse, strict=True)}
+    wrong = 0
+    for tick in np.flatnonzero(np.concatenate([b.source for b in blocks]) == Source.POLICY):
+        decided = int(np.concatenate([b.decision_tick for b in blocks])[tick])
+        command = np.clip(normaliser.decode(states[decided], chunks[decided])[tick - decided], low, high)
+        joints = states[tick][: task.ACTION_DIM]
+        wrong += not np.allclose(np.clip(command, joints - rate, joints + rate), actions[tick], atol=1e-5)
+    return wrong
 
 
 @pytest.mark.slow
-def test_an_offline_phase_is_killed_and_goes_on_until_an_actor_takes_over(processes, tmp_path):
-    run = tmp_path / "run"
-    data = ("--debug", "--demo_path", str(processes.demos), "--checkpoint_path", str(run))
-    evaluated = ("--eval_interval", "40", "--eval_episodes", "2")
-    alone = ("--exp_name", "fake_aloha", "--learner", *data, *evaluated, *settings(**OFFLINE), "--online_steps", "0")
+@pytest.mark.parametrize("clock", ["lockstep", "realtime"])
+def test_the_actor_goes_over_to_another_run_on_the_same_port(processes, demos, tmp_path, clock):
+    """Run A is far ahead in versions; B begins at 1, with other demonstrations and thus another normaliser."""
+    a, b, fewer, spool = (tmp_path / name for name in ("a", "b", "fewer", "spool"))
+    fewer.mkdir()
+    shutil.copy(sorted(demos.iterdir())[0], fewer)
+    both = {"actor__clock": clock, "actor__max_human_ticks": HUMAN_TICKS}
+    first = processes.learner(a, **both, **TWO_RUNS, learner__steps_per_update=1)
+    actor = processes.actor("--spool_path", str(spool), **both, **TWO_RUNS)
+    first.until(lambda: version_of(a) >= 20 and has_episodes(a), "run A does not get on")
+    first.kill()
+    processes.demos = fewer
+    second = processes.learner(b, **both, **LISTENING)
+    actor.until(lambda: has_episodes(b), "no episodes of run B, or no human ticks in them")
+    actor.signal(signal.SIGTERM)
+    actor.ends()
+    second.signal(signal.SIGTERM)
+    _, counted = learner_totals(second.ends())
+    of_a, of_b = Journal.of(a), Journal.of(b)
 
-    killed = processes.start(*alone, "--offline_steps", "1000000")
-    killed.until(lambda: max(checkpoints(run), default=0) >= 60, "no checkpoint of the offline phase appeared")
-    killed.kill()
+    # Of B's parameters and normaliser alone.
+    published = version_of(b)
+    assert published < 20 <= version_of(a)
+    versions = Counter(int(v) for blocks in of_b.blocks.values() for block in blocks for v in block.policy_version)
+    assert set(versions) <= set(range(-1, published + 1)) - {0}, f"B published up to {published}: {versions}"
+    normalisers = normaliser_of(a), normaliser_of(b)
+    assert len({n.digest() for n in normalisers}) == 2
+    wrong = [sum(decoded_otherwise(blocks, n) for blocks in of_b.blocks.values()) for n in normalisers]
+    assert wrong[1] == 0
+    assert wrong[0] > 0  # A's would have been noticed
 
-    total = checkpoints(run)[-1] + 60
-    output = processes.both(run, *evaluated, "--offline_steps", str(total), **OFFLINE).ends()
-    [step] = map(
-        int, re.findall(r"resumed at step (\d+), 0 online steps, 4 demonstrations, in phase [0-9/]+ offline", output)
-    )
-    assert 60 <= step < total
-    updates, steps = learner_totals(output)
-    assert updates == total + 40
-    assert actor_totals(output)[1] == steps > 0
-    rows = read_metrics(run)["eval"]
-    assert [row["step"] for row in rows] == sorted({*range(40, updates, 40), total, updates})
-    assert all((run / "evaluations" / f"learner_{row['step']}.json").exists() for row in rows)
-    assert json.loads((run / "config.json").read_text())["learner"]["offline_steps"] == total
+    # Counters begin anew: B's first episode is number 0, and B has human ticks although A used up its own.
+    assert of_b.begun[0].endswith("-000000")
+    assert (human_ticks(a), human_ticks(b)) == (HUMAN_TICKS, HUMAN_TICKS)
+    assert [int(name[-6:]) for name in of_b.begun] == list(range(len(of_b.begun)))
+    assert of_b.steps == counted
+    assert not set(of_a.begun) & set(of_b.begun)

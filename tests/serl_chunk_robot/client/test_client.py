@@ -10,12 +10,10 @@ import time
 import numpy as np
 import pytest
 from errors import naming
-from robot_served import HERE, Reading, Served, drive, served, until, wait
+from robot_served import HERE, Reading, drive, served, until, wait
 
 from serl_chunk_robot.client.client import ClockMap, RobotError
-from serl_chunk_robot.commands.requests import MOVING
 from serl_chunk_robot.errors import ConfigError
-from serl_chunk_robot.main import main
 from serl_chunk_robot.robot_file.opening import claimed
 from serl_chunk_robot.wire.protocol import address
 
@@ -98,48 +96,6 @@ def test_a_state_is_of_a_pass_after_the_last_reply_and_the_servers_clock_is_know
             assert (state["state"], state["generation"]) == ("STOPPED", reply["generation"])
 
 
-# The commands.
-
-
-@pytest.fixture(scope="module")
-def robot():
-    with served() as robot:
-        yield robot
-
-
-def run(robot: Served, *arguments: str) -> int:
-    if arguments[0] in MOVING:
-        arguments = (*arguments, "--generation", str(robot.server.loop.machine.generation))
-    return main([*arguments, "--robot", f"{HERE}:{robot.port}"])
-
-
-def test_an_operators_commands(robot, capsys):
-    watcher = robot.client("watcher", "any")
-    wait(lambda: bool(watcher.next_state()["answered"]))
-    assert run(robot, "clear") == 0
-    assert run(robot, "profile", "quick") == 1
-    assert run(robot, "profile", "slow") == 0
-    capsys.readouterr()
-    assert run(robot, "status") == 0
-    assert "slow (0.5)" in capsys.readouterr().out
-    assert run(robot, "park") == 0
-    watcher.request("ping")  # what follows is of a later pass
-    until(watcher, "HOLD")
-    assert run(robot, "jog", "--joint", "0", "--angle", "0.1") == 0
-    watcher.request("ping")
-    until(watcher, "HOLD")
-    assert run(robot, "torque-off") == 0
-    assert not robot.arms.read().torque
-    assert run(robot, "clear") == 1  # the first one switches torque on
-    wait(lambda: run(robot, "clear") == 0)
-    assert run(robot, "hold") == 0
-    assert run(robot, "stop") == 0
-    assert until(watcher, "STOPPED")["word"].startswith("stopped by stop of ")
-
-
-# The lock.
-
-
 def test_one_process_serves_a_robot(tmp_path):
     code = """import sys, pathlib, serl_chunk_robot.robot_file.opening as opening
 with opening.claimed('arm', pathlib.Path(sys.argv[1])): pass"""
@@ -173,12 +129,8 @@ TICK = 0.02
 
 
 class Link:
-    """A server whose clock is an hour ahead and runs at another speed, and delays of messages, seconds.
-
-    Args:
-        up, down: the least delays.
-        jitter: mean of what is added to each message, exponentially; one in a hundred waits for 0.2 s more.
-    """
+    """A server with a clock an hour ahead that drifts. `up`, `down`: the least delays of messages, s; `jitter`: mean of
+    what is added to each, exponentially; one in a hundred waits for 0.2 s more."""
 
     def __init__(self, drift: float, up: float, down: float, jitter: float, seed: int) -> None:
         self._drift, self._up, self._down, self._jitter = drift, up, down, jitter
@@ -192,7 +144,6 @@ class Link:
         return least + self._rng.exponential(self._jitter) + (0.2 if self._rng.random() < 0.01 else 0.0)
 
     def reset(self) -> None:
-        """A motion of two seconds, in which the actor waits for the reply to a request in each tick."""
         for _ in range(100):
             taken = self.now + self.delay(self._up)
             received = taken + self.delay(self._down)
@@ -200,7 +151,6 @@ class Link:
             self.now = received + TICK
 
     def tick(self) -> None:
-        """A tick of an episode: a command, and a state that is up to a pass older than the tick."""
         taken = self.now + self.delay(self._up)
         self.map.arrived(self.now, self.server(taken))
         waited = self._rng.uniform(0.0, 0.005)
@@ -211,14 +161,11 @@ class Link:
         return abs(self.map.server_time(self.now) - self.server(self.now))
 
 
-@pytest.mark.parametrize(
-    ("drift", "up", "down", "jitter"),
-    [
-        (0.0, 0.0001, 0.0001, 0.0002),  # a cable
-        (-200e-6, 0.002, 0.002, 0.005),  # a radio link
-        (200e-6, 0.001, 0.003, 0.001),  # ways that differ by 2 ms, of which half remains
-    ],
-)
+@pytest.mark.parametrize(("drift", "up", "down", "jitter"), [
+    (0.0, 0.0001, 0.0001, 0.0002),  # a cable
+    (-200e-6, 0.002, 0.002, 0.005),  # a radio link
+    (200e-6, 0.001, 0.003, 0.001),  # ways that differ by 2 ms, of which half remains
+])  # fmt: skip
 def test_clocks_an_hour_apart_that_drift_are_mapped_within_2_ms(drift, up, down, jitter):
     link = Link(drift, up, down, jitter, seed=1)
     errors = []

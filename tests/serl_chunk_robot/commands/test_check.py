@@ -3,17 +3,79 @@
 from __future__ import annotations
 
 import json
+from collections import deque
+from collections.abc import Callable
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 from robot_simulated_time import simulated
-from robot_wiring import WiredArms
 
 from serl_chunk_robot.client.client import RobotError
 from serl_chunk_robot.commands import check
 from serl_chunk_robot.commands.check import RobotCheck, write_report
+from serl_chunk_robot.drivers.base import Reading
+from serl_chunk_robot.drivers.fake import viperx_arms
 from serl_chunk_robot.robot_file.config import load
+
+Map = Callable[[np.ndarray], np.ndarray]
+
+
+class WiredArms:
+    """ViperX arms behind wires: commands and measurements pass `commanded` and `measured` on their way.
+
+    `start`: joints of one arm at connection; `state_hz`: samples a second, 0: one for each read; `latency`: s until a
+    command arrives; `dead`: joints without torque; `stale`: s by which stamps are old.
+    """
+
+    def __init__(
+        self, *, arms: int = 2, start: Any = None, commanded: Map = lambda x: x, measured: Map = lambda x: x,
+        state_hz: float = 0.0, latency: float = 0.0, dead: tuple[int, ...] = (), faults: tuple[str, ...] = (),
+        stale: float = 0.0,
+    ) -> None:  # fmt: skip
+        self.arms = viperx_arms(arms=arms)
+        if start is not None:
+            self.arms.q = np.tile(np.array(start, np.float64), arms)
+            self.arms.target = self.arms.q.copy()
+        self._commanded, self._measured = commanded, measured
+        self._period, self._latency, self._dead = 1 / state_hz if state_hz else 0.0, latency, list(dead)
+        self._faults, self._stale = faults, stale
+        self._queue: deque[tuple[float, np.ndarray]] = deque()
+        self._last: Reading | None = None
+        self._clock: Callable[[], float] = lambda: 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.arms, name)
+
+    def connect(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.arms.connect(clock)
+
+    def read(self) -> Reading:
+        now = self._clock()
+        while self._queue and self._queue[0][0] <= now:
+            self._send(self._queue.popleft()[1])
+        if self._last is None or now - self._last.stamp >= self._period - 1e-9:
+            self._last = self.arms.read()
+        r = self._last
+        # Velocities and efforts travel with the positions: maps are linear but for a constant.
+        zero = self._measured(np.zeros_like(r.q))
+        return r._replace(
+            q=self._measured(r.q), dq=self._measured(r.dq) - zero, effort=r.effort, stamp=r.stamp - self._stale,
+            faults=self._faults,
+        )  # fmt: skip
+
+    def command(self, target: np.ndarray, dt: float) -> None:
+        self._queue.append((self._clock() + self._latency, np.array(target)))
+        if not self._latency:
+            self._send(self._queue.popleft()[1])
+
+    def _send(self, target: np.ndarray) -> None:
+        target = self._commanded(target)
+        target[self._dead] = self.arms.target[self._dead]
+        self.arms.command(target, 0.005)
+
 
 BENT = (0.1, -0.9, 1.1, 0.2, -0.3, 0.15, 0.5)
 LEVEL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.5)  # where a wrong sign moves nothing before a joint is commanded
@@ -33,7 +95,6 @@ def gripper(scale=1.0, offset=0.0):
 
 
 def checked(arms, tmp_path, table="", operator_clears=True):
-    """Run the check; returns its findings by name, its lines, and the server's states and events."""
     path = tmp_path / "robot.toml"
     path.write_text(f'name = "cell_3"\nrate = 50\n{table}\n[driver]\nname = "fake"\narms = {len(arms.spec().arms)}\n')
     lines, file = [], load(path)

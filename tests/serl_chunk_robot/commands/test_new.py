@@ -73,8 +73,6 @@ def test_no_file_is_overwritten_and_no_driver_guessed(tmp_path, capsys):
 
 
 class Machine:
-    """A folder with devices. `root`: of its file system."""
-
     def __init__(self, root: Path) -> None:
         self.root = root
 

@@ -1,15 +1,22 @@
-"""The table of states and events, and the machine that follows it, against rules that were written apart."""
+"""The table of states and events, against rules that were written apart; which samples are believed; silence."""
 
 from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from properties import examples
+from robot_limits import HIGH, HOME, LOW, J
+from robot_model import Samples
+from robot_world import MECHANISM, SPEC
 
+from serl_chunk_robot.safety.measured import Measured, Sample
 from serl_chunk_robot.safety.table import BY_EVENT, EVENTS, ROLES, STATES, STOPS, TABLE, Machine
+from serl_chunk_robot.safety.watchdog import Watchdog
 
 # Written from the description of the server, not from the table.
 # event -> who may; from which states; into which; whether commands of before are dropped
@@ -122,7 +129,6 @@ def test_the_machine_follows_rules_that_were_written_apart(begins: int, events: 
 
 
 def markdown() -> str:
-    """The table as the documents have it, a line for each event."""
     ends = {"standing": "HOLD, HELD or STOPPED, as the event that braked says",
             "done": "HOLD or HELD, as the event that moved it says"}  # fmt: skip
     lines = ["| event | who | valid in -> leads to | word |", "|---|---|---|---|"]
@@ -143,3 +149,144 @@ def test_the_document_shows_this_table():
     page = Path(__file__).resolve().parents[3] / "docs" / "robot_server.md"
     shown = page.read_text().partition("<!-- table -->\n")[2].partition("<!-- /table -->")[0]
     assert shown.strip() == markdown().strip()
+
+
+TICK = 0.02
+ARMED, NINE = ("armed", 0.0), [("rejected",)] * 9
+Step = tuple[object, ...]  # a method and its moment, or a moment, a state and the event that is due then
+LIVES: dict[str, list[Step]] = {
+    "a lapse is due when arming is no longer valid": [ARMED, (0.08, "RUN", ""), (0.0801, "RUN", "lapse")],
+    "and when the last command is": [ARMED, ("commanded", 0.07), (0.15, "RUN", ""), (0.1501, "RUN", "lapse")],
+    "rejections before a command or arming do not count": [
+        ARMED, *NINE, (0.05, "RUN", ""), ("commanded", 0.05), *NINE, (0.05, "RUN", ""), ("armed", 0.05), *NINE,
+        (0.06, "RUN", "")],
+    "rejections renew nothing": [ARMED, *NINE, (0.0801, "RUN", "lapse")],
+    "ten in a row stop": [ARMED, *NINE, ("rejected",), (0.01, "RUN", "rejected"), (5.0, "STOPPED", "")],
+    "three lapses within a minute latch, and are counted anew": [
+        *(step for start, event in ((0.0, "lapse"), (20.0, "lapse"), (40.0, "lapses"), (41.0, "lapse"))
+          for step in (("armed", start), (start + 0.1, "RUN", event)))],
+    "over a longer time they do not": [
+        *(step for start in (0.0, 31.0, 62.0, 93.0) for step in (("armed", start), (start + 0.1, "RUN", "lapse")))],
+    "a second without a command latches in HOLD too": [
+        ARMED, (0.09, "RUN", "lapse"), (0.2, "BRAKE", ""), (1.0, "HOLD", ""), (1.001, "HOLD", "silence"),
+        (2.0, "HOLD", "")],
+    "a late pass after a second is no lapse": [ARMED, (1.5, "RUN", "silence")],
+    "arming again in the same episode goes on": [
+        ARMED, (0.09, "RUN", "lapse"), ("armed", 0.9), ("commanded", 0.95), (1.02, "RUN", ""), (1.04, "RUN", "lapse")],
+    "nothing is expected before arming": [(100.0, "HOLD", "")],
+    "nothing is expected after release": [
+        ARMED, ("released",), *((9.0, state, "") for state in ("RUN", "BRAKE", "HOLD", "STOPPED", "MOVE"))],
+    # After a lapse the actor gives the episode up and resets: the standing robot waits as long as it takes.
+    "a reset ends what was expected": [ARMED, (0.09, "RUN", "lapse"), (0.5, "MOVE", ""), (5.0, "HOLD", "")],
+    "a stop ends what was expected": [ARMED, (0.09, "RUN", "lapse"), (0.5, "STOPPED", ""), (5.0, "HOLD", "")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("life", LIVES)
+def test_what_is_due_when(life: str):
+    dog = Watchdog(TICK)
+    for first, *more in LIVES[life]:
+        if isinstance(first, str):
+            getattr(dog, first)(*more)
+        else:
+            state, event = more
+            assert dog.event(first, state) == event, (first, state)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("tick", "validity"), [(0.02, 0.08), (0.1, 0.15), (1 / 15, 0.1)])
+def test_a_command_is_valid_for_a_tick_and_a_half_but_no_less_than_80_ms(tick: float, validity: float):
+    assert Watchdog(tick).validity == pytest.approx(validity)
+
+
+V, DT = 3.2, 0.005
+ZERO = np.zeros(J)
+
+
+def sample(q: np.ndarray, stamp: float) -> Sample:
+    """A reading whose efforts differ each time, as a real sensor's."""
+    return Sample(np.array(q, np.float64), ZERO.copy(), np.full(J, stamp), stamp)
+
+
+def judge(low: np.ndarray = LOW, high: np.ndarray = HIGH) -> Measured:
+    return Measured(low, high, np.full(J, V))
+
+
+def begun() -> Measured:
+    measured = judge()
+    assert measured.judge(sample(HOME, 0.0), 0.0, HOME)
+    return measured
+
+
+@pytest.mark.parametrize("name", ["q", "dq", "effort"])
+@pytest.mark.parametrize("values", [
+    np.full(J, np.nan), np.full(J, np.inf), np.zeros(J - 1), np.zeros((1, J)), np.zeros(J, int), np.full(J, None),
+])  # fmt: skip
+def test_what_is_no_finite_vector_is_doubtful(name: str, values: np.ndarray):
+    measured = begun()
+    assert not measured.judge(sample(HOME, DT)._replace(**{name: values}), DT, HOME)
+    assert name in measured.reason
+    assert measured.good is not None
+    assert measured.good.stamp == 0.0
+    assert not begun().judge(Sample(HOME, ZERO, ZERO, np.nan), DT, HOME), "a stamp that is no number"
+    for beyond in (LOW - 1e-3, HIGH + 1e-3):
+        measured = begun()
+        assert not measured.judge(sample(np.where(np.arange(J) == 8, beyond, HOME), DT), DT, HOME)
+        assert "joint 8 reads" in measured.reason, "what the mechanism cannot reach"
+
+
+# Passes since the sample before, its age, its place as a share of what a joint may move, and where the robot is led.
+SAMPLES = st.lists(st.tuples(
+    st.sampled_from([1, 1, 1, 2, 19, 21]), st.sampled_from([0.0, 0.0, 0.0, 0.09, 0.11, -0.09, -0.11]),
+    st.sampled_from(["moves", "moves", "moves", "freezes", "repeats", "-pi", "out"]),
+    st.sampled_from([0.0, 0.5, 1.4, 1.6, 40.0]), st.sampled_from([0.0, 0.0, 0.015, 0.03]),
+), max_size=60)  # fmt: skip
+
+
+@given(SAMPLES, st.sampled_from([0.0, 10.0]))
+def test_samples_are_believed_as_a_model_that_was_written_apart_says(samples, wide: float):
+    """HIL-SERL's getstate repeats for ever without a stamp; Interbotix's node publishes -pi while reads fail."""
+    low, high = MECHANISM[0] - wide, MECHANISM[1] + wide
+    measured, model = Measured(low, high, np.array(SPEC.velocity)), Samples(low, high)
+    now, target, last, good = 0.0, HOME.copy(), sample(HOME, 0.0), None
+    for k, (passes, age, kind, share, led) in enumerate(samples):
+        now, target = now + passes * DT, target + led
+        q = (HOME if good is None else good.q) + share * V * DT * passes * (np.arange(J) == k % J)
+        q = {"-pi": np.full(J, -np.pi), "out": HIGH + 20.0}.get(kind, q)
+        fresh = sample(q, now - age)
+        last = {"freezes": last._replace(stamp=now - age), "repeats": last}.get(kind, fresh)
+        believed = model.judge(last, now, target)
+        assert measured.judge(last, now, target) == believed, measured.reason
+        good = last if believed else good
+        assert measured.good is good or measured.good == good
+        assert measured.lost == (model.doubts >= 2)
+
+
+def test_a_stamp_that_stands_still_hides_no_jump_and_is_stale_in_the_end():
+    measured = begun()
+    assert not measured.judge(sample(HOME + 0.5, 0.0)._replace(effort=ZERO), DT, HOME)
+    assert measured.judge(sample(HOME + 0.01, 0.0)._replace(effort=ZERO), DT, HOME), "one arm was read anew"
+    for k in range(2, 30):
+        believed = measured.judge(sample(HOME + 0.01 + 1e-4 * k, 0.0), k * DT, HOME)
+        assert believed == (k * DT <= 0.1)
+
+
+def test_it_begins_anew_after_forget():
+    measured, elsewhere = begun(), HOME + 0.9 * (HIGH - HOME)
+    for k in range(1, 400):
+        assert not measured.judge(sample(elsewhere, k * DT), k * DT, HOME)
+    assert measured.lost
+    measured.forget()
+    assert measured.good is None
+    assert not measured.lost
+    assert measured.judge(sample(elsewhere, 2.0), 2.0, HOME)
+    assert measured.reason == ""
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+def test_an_arm_that_follows_its_limits_is_always_believed(seed: int):
+    rng = np.random.default_rng(seed)
+    measured, q, now = judge(), HOME.copy(), 0.0
+    for _ in range(200):
+        q = np.clip(q + rng.uniform(-V, V, J) * DT, LOW, HIGH)
+        now += DT
+        assert measured.judge(sample(q, now - rng.uniform(0, 0.5 * DT)), now, q), measured.reason

@@ -1,4 +1,4 @@
-"""The front of a robot's server: what peers can make it, and the loop, hold or take, and a front that ends."""
+"""The front of a robot's server: what peers can make it, and the loop, hold or take; a front that ends; requests."""
 
 from __future__ import annotations
 
@@ -6,20 +6,24 @@ import contextlib
 import os
 import signal
 import time
+from typing import Any
 
 import numpy as np
 import pytest
 import zmq
+from errors import naming
 from growth import Growth
 from robot_fronts import FrontedDoor, FrontOfProcess, NoDoor
 from robot_served import HERE, drive, free_port, served, server, until, wait, write_keys
-from robot_world import FaultyArms
+from robot_world import DT, FaultyArms
 from socket_attacks import ATTACKS, attacked
 
 from serl_chunk_robot.client.client import RobotClient
+from serl_chunk_robot.safety.table import OPERATOR
 from serl_chunk_robot.server import admission
 from serl_chunk_robot.server.admission import Address
 from serl_chunk_robot.server.door import A_PASS, GREETED, LEADS, MOST_UNDER_WAY, REQUEST, Door, Request
+from serl_chunk_robot.server.leases import MOST_CLIENTS, Client, Clients
 from serl_chunk_robot.server.peers import MOST_PEERS, OF_OTHERS, QUEUED, Peers, Waiting
 from serl_chunk_robot.wire import arrays
 from serl_chunk_robot.wire.link import PART, SIGNAL, Link, make_pair
@@ -230,26 +234,6 @@ def test_a_stop_is_taken_before_what_came_before_it():
         assert [door.take().stop for _ in range(3)] == [True, False, False]
 
 
-def test_a_request_that_waited_for_the_loop_lets_nothing_move(robot_without_sockets):
-    server, door = robot_without_sockets
-    for op, waited, ok in (("ping", 0.0, True), ("clear", 0.3, False), ("stop", 60.0, True), ("hold", 60.0, None)):
-        door.replies.clear()
-        door.requests.append(Request(b"desk", arrays.pack({"op": op, "id": 1, "generation": 0}), waited=waited))
-        server.run_pass(time.monotonic())
-        reply = arrays.unpack(door.replies[0], 1 << 20)
-        assert ("it waited" in reply["error"]) == (ok is False), op
-        assert ok is None or reply["ok"] == ok, reply
-
-
-@pytest.fixture
-def robot_without_sockets():
-    door = NoDoor()
-    made = server(FaultyArms(), Address(HERE, 1), door=door)
-    hello = {"op": "hello", "id": 1, "name": "desk", "role": "operator", "process": "a", "protocol": PROTOCOL}
-    made._receive(Request(b"desk", arrays.pack(hello)), time.monotonic())
-    return made, door
-
-
 def test_keys_are_read_once_per_change_of_their_folder(tmp_path, monkeypatch):
     keys = write_keys(tmp_path / "keys", desk="operator")
     time.sleep(2 * admission.SETTLED)
@@ -267,3 +251,114 @@ def test_keys_are_read_once_per_change_of_their_folder(tmp_path, monkeypatch):
         late = new._replace(server=keys["desk"].server)
         assert robot.client("late", "any", late).hello()["ok"]
         assert len(reads) > 1
+
+
+class Cell:
+    """A robot in HOLD; a desk, the actor "left" that has the lease, and "other", each by a connection of its name."""
+
+    def __init__(self) -> None:
+        self.now, self.door, self.arms = 100.0, NoDoor(), FaultyArms()
+        self.server = server(self.arms, Address(HERE, 1), lambda: self.now, door=self.door, needs_go=False)
+        for name, role in (("desk", OPERATOR), ("left", "controller"), ("other", "any")):
+            self.ask(name, "hello", process="1", protocol=PROTOCOL, name=name, role=role)
+        self.run(2)
+        self.ask("desk", "clear")
+
+    def run(self, passes: int = 1) -> None:
+        for _ in range(passes):
+            self.now += DT
+            self.server.run_pass(self.now)
+
+    def send(self, connection: str, op: str, **values: Any) -> None:
+        values = {"op": op, "stamp": self.now, "generation": self.state["generation"], **values}
+        self.door.requests.append(Request(connection.encode(), arrays.pack(values)))
+
+    def ask(self, connection: str, op: str, **values: Any) -> dict[str, Any]:
+        """Send a request; returns its reply, once a pass has taken it. Raises AssertionError with its error."""
+        self.door.replies.clear()
+        self.send(connection, op, id=1, **values)
+        self.run()
+        reply = arrays.unpack(self.door.replies[0], 1 << 20)
+        assert reply["ok"], reply["error"]
+        return reply
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return arrays.unpack(self.door.states[0], 1 << 20) if self.door.states else {"generation": 0}
+
+
+@pytest.fixture
+def cell() -> Cell:
+    return Cell()
+
+
+def test_the_newest_command_of_the_controller_is_taken_and_none_of_another_or_of_an_older_generation(cell: Cell):
+    at = cell.arms.q.copy()
+    cell.ask("left", "arm")
+    older = cell.state["generation"]
+    for number in range(1, 11):  # before the next pass
+        cell.send("left", "command", target=at + 0.001 * number, number=number)
+    cell.run()
+    assert (cell.state["number"], cell.state["counts"]["overtaken"]) == (10, 9)
+    cell.run(3)
+    assert (cell.state["set_point"] > at + 0.005).all(), "of the newest: the oldest one's target is 0.001 away"
+    for number in range(11, 14):
+        cell.send("other", "command", target=at + 0.05, number=number)
+    cell.run()
+    assert (cell.state["number"], cell.state["counts"]["refused"]) == (10, 3)
+    with pytest.raises(AssertionError, match=naming("command", "left")):
+        cell.ask("other", "command", target=at, number=99)
+    cell.ask("left", "release")
+    while cell.state["state"] != "HOLD":
+        cell.run()
+    cell.ask("left", "arm")
+    held = cell.state["set_point"]
+    cell.send("left", "command", target=held + 0.05, number=99, generation=older)
+    cell.run(3)
+    assert (cell.state["counts"]["generation"], cell.state["number"], cell.state["state"]) == (1, -1, "RUN")
+    np.testing.assert_array_equal(cell.state["set_point"], held)
+
+
+def test_requests_that_last_hold_no_pass_up(cell: Cell):
+    take = cell.door.take
+
+    def slow() -> Request | None:
+        cell.now += DT / 5
+        return take()
+
+    cell.door.take = slow  # type: ignore[method-assign]
+    for _ in range(10):
+        cell.send("left", "ping")
+    cell.server.run_pass(cell.now)
+    assert len(cell.door.requests) == 8, "a quarter of a pass is for requests"
+    assert cell.server.loop._last_pass == (cell.now, cell.now), "the pass begins after them"
+    cell.server._inbox.taken = A_PASS
+    cell.server._wait(cell.now + DT)
+    assert len(cell.door.requests) == 8, "nor more than so many until the next one"
+
+
+def test_a_request_that_waited_for_the_loop_lets_nothing_move(cell: Cell):
+    cell.ask("desk", "stop")
+    for op, waited, error in (("ping", 0.0, ""), ("clear", 0.3, "it waited"), ("stop", 60.0, ""), ("hold", 60.0, "")):
+        cell.door.replies.clear()
+        cell.send("desk", op, id=1)
+        cell.door.requests[-1] = cell.door.requests[-1]._replace(waited=waited)
+        cell.run()
+        reply = arrays.unpack(cell.door.replies[0], 1 << 20)
+        assert (reply["ok"], error in reply["error"]) == (not error, True), reply
+
+
+def test_the_longest_silent_clients_are_forgotten_but_for_the_controller_and_operators_last():
+    clients = Clients()
+    clients.add(b"desk", Client("desk", "operator"), keep=b"")
+    for k in range(MOST_CLIENTS + 50):
+        clients.add(b"%d" % k, Client(f"client {k}", "any"), keep=b"0")
+        if k == 60:
+            assert clients.heard_from(b"1") == Client("client 1", "any")
+    assert len(clients) == MOST_CLIENTS
+    here = {name: clients.heard_from(name) is not None for name in (b"desk", b"0", b"2", b"1", b"50", b"113")}
+    assert [name for name, kept in here.items() if not kept] == [b"2", b"50"], "1 was heard since"
+    for k in range(200):
+        clients.add(b"operator %d" % k, Client("desk", "operator"), keep=b"0")
+    assert len(clients) == MOST_CLIENTS
+    assert (clients.heard_from(b"desk"), clients.heard_from(b"0") is None) == (None, False)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from driven_leader import PATIENCE, LedRobot, robot_file
-from robot_served import HERE, Reading, drive, until, wait
+from robot_process import RobotProcess
+from robot_served import drive, until, wait
 
 from serl_chunk_robot.client.client import RobotError
 from serl_chunk_robot.devices.leader_motion import LeaderDrive
@@ -57,7 +57,6 @@ class Cell(LedRobot):
         return found[0]
 
     def falls(self, seconds: float = 1.0) -> float:
-        """Wait until the leader has no torque; returns after how many seconds."""
         began = time.monotonic()
         wait(lambda: not self.torque(), seconds)
         return time.monotonic() - began
@@ -185,18 +184,12 @@ def test_a_devices_process_that_ends_leaves_no_torque(cell, number):
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_server_that_is_killed_or_ends_takes_the_torque(tmp_path, number):
-    path = robot_file(tmp_path)
-    port = int(path.read_text().split("port = ")[1].split()[0])
-    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
-    main = "import sys; from serl_chunk_robot.main import main; sys.exit(main())"
-    command = [sys.executable, "-c", main, "serve", str(path)]
+    text = re.sub(r"port = .*\n", "", robot_file(tmp_path).read_text())
     with contextlib.ExitStack() as stack:
-        process = stack.enter_context(subprocess.Popen(command, env=environment, start_new_session=True))
-        stack.callback(process.kill)
-        actor = Reading(f"{HERE}:{port}", name="left", role="controller", answer=20.0)
-        stack.callback(actor.close)
-        operator = Reading(f"{HERE}:{port}", name="operator", role="operator", answer=20.0)
-        stack.callback(operator.close)
+        robot = stack.enter_context(contextlib.closing(RobotProcess(tmp_path, text)))
+        robot.begin()
+        actor = stack.enter_context(robot.client("left", "controller"))
+        operator = stack.enter_context(robot.client("operator", "operator"))
         actor.hello()
         wait(lambda: actor.next_reading("right", 0.1) is not None, 30)
         operator.request("clear")
@@ -209,7 +202,7 @@ def test_a_server_that_is_killed_or_ends_takes_the_torque(tmp_path, number):
 
         wait(moves)
         began = time.monotonic()
-        process.send_signal(number)
+        robot.process.send_signal(number)
         wait(lambda: not state.read_text().startswith("1"), 3.0)
         assert time.monotonic() - began < 1.0
 

@@ -68,10 +68,9 @@ def test_no_item_is_overlooked(waker: Waker):
     assert seen == n * threads
 
 
-@pytest.mark.parametrize(
-    ("families", "ipv6"),
-    [([socket.AF_INET6, socket.AF_INET], 0), ([socket.AF_INET], 0), ([socket.AF_INET6], 1), (None, 0)],
-)
+@pytest.mark.parametrize(("families", "ipv6"), [
+    ([socket.AF_INET6, socket.AF_INET], 0), ([socket.AF_INET], 0), ([socket.AF_INET6], 1), (None, 0),
+])  # fmt: skip
 def test_a_name_with_both_kinds_of_address_is_reached_over_ipv4(monkeypatch, families, ipv6):
     """libzmq would try the first address alone, and learners nearly always listen on IPv4."""
 

@@ -1,8 +1,7 @@
-"""Devices that a robot's server hosts: their tables, their processes, and their readings over real sockets."""
+"""Devices and cameras that a robot's server hosts: their tables, processes, readings and frames over real sockets."""
 
 from __future__ import annotations
 
-import contextlib
 import time
 from pathlib import Path
 
@@ -10,19 +9,21 @@ import numpy as np
 import pytest
 from errors import naming
 from hosted_device import HostedDevice
-from robot_served import HERE, free_port, served, wait
+from robot_cameras import PublishedCamera, job
+from robot_served import HERE, Served, free_port, served, wait, write_keys
 
-from serl_chunk_robot.client.client import Reading, RobotError
+from serl_chunk_robot.client.client import RobotError
 from serl_chunk_robot.devices.base import Sample
+from serl_chunk_robot.drivers.camera import CameraError, CameraSpec, Frame
 from serl_chunk_robot.errors import ConfigError
 from serl_chunk_robot.robot_file.config import load
 from serl_chunk_robot.server.processes import Processes
-from serl_chunk_robot.server.streams import device_children
+from serl_chunk_robot.server.streams import FramePublisher, device_children
 
 DEVICES = """
 import time
 import numpy as np
-from serl_chunk_robot.devices.base import DeviceError, KeyEvent, Sample
+from serl_chunk_robot.devices.base import DeviceError, Sample
 
 class Faulty:
     def __init__(self, fault=""):
@@ -40,12 +41,6 @@ class Faulty:
 
     def close(self):
         pass
-
-class Pedal(Faulty):
-    pedals = ("left", "right")
-
-    def keys(self):
-        return [KeyEvent("left", True, time.monotonic())]
 """
 
 
@@ -60,16 +55,13 @@ def robot_file(folder: Path, *tables: str, more: str = "") -> Path:
 MOUSE = 'name = "a"\ndriver = "spacemouse"'
 
 
-@pytest.mark.parametrize(
-    ("table", "parameter", "named"),
-    [
-        ('name = "a b"\ndriver = "gello"', "device[0].name", "letter"),
-        ('name = "a"\ndriver = "spacemice"', "device[0].driver", "spacemouse"),
-        (MOUSE + '\npaths = "b"', "device[0].paths", "path"), (MOUSE + "\narm = 2", "device[0].arm", "0 to 1"),
-        (f"{MOUSE}\n[[device]]\n{MOUSE}", "device[1].name", "before"),
-        ('name = "a"\ndriver = "lerobot"\nparams = { port = "b" }', "device[0].type", "missing"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("table", "parameter", "named"), [
+    ('name = "a b"\ndriver = "gello"', "device[0].name", "letter"),
+    ('name = "a"\ndriver = "spacemice"', "device[0].driver", "spacemouse"),
+    (MOUSE + '\npaths = "b"', "device[0].paths", "path"), (MOUSE + "\narm = 2", "device[0].arm", "0 to 1"),
+    (f"{MOUSE}\n[[device]]\n{MOUSE}", "device[1].name", "before"),
+    ('name = "a"\ndriver = "lerobot"\nparams = { port = "b" }', "device[0].type", "missing"),
+])  # fmt: skip
 def test_wrong_tables_are_refused_with_the_key(tmp_path, table, parameter, named):
     with pytest.raises(ConfigError, match=naming(named)) as refused:
         load(robot_file(tmp_path, table))
@@ -112,33 +104,6 @@ def test_a_process_publishes_readings_and_one_that_cannot_open_its_device_is_sta
         assert processes.pids() == []
 
 
-def test_events_of_a_pedal_are_repeated_for_two_seconds_and_numbered(tmp_path):
-    file = load(robot_file(tmp_path, 'name = "foot"\ndriver = "faulty.py:Pedal"'))
-    listed = tuple((d.name, d.port, d.arm) for d in file.devices)
-    with contextlib.ExitStack() as stack:
-        robot = stack.enter_context(served(port=file.port, devices=listed))
-        stack.enter_context(Processes(device_children(file.devices, HERE, None, robot.server.run_id)))
-        client = robot.client(role="any")
-        readings: list[Reading] = []
-
-        def reads() -> bool:
-            reading = client.next_reading("foot", 0.05)
-            if reading is not None:
-                readings.append(reading)
-            return reading is not None and len(reading.keys) > 99
-
-        wait(reads, 20.0)
-        numbers = [number for number, *_ in readings[-1].keys]
-        assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
-        assert {event[1:3] for event in readings[-1].keys} == {("left", True)}
-        assert abs(client.server_time() - readings[-1].keys[-1][3]) < 0.5
-        assert readings[-1].pedals == ("left", "right")
-        time.sleep(2.5)
-        last = client.next_reading("foot", 1.0)
-        assert last.keys[-1][3] - last.keys[0][3] < 2.1
-        assert (last.keys[0][0] > 0, last.began) == (True, readings[-1].began)
-
-
 @pytest.mark.parametrize("fault", ["hangs", pytest.param("spins", marks=pytest.mark.slow)])
 def test_a_device_that_does_not_return_delays_no_pass(tmp_path, fault):
     """The measure is the loop's own: with the device in its process, passes go on at their rate."""
@@ -174,3 +139,92 @@ def test_what_is_no_reading_of_this_device_and_server_is_left_out_or_lifeless(ru
         got = [client.next_reading("leader", 0.02) for _ in range(20)]
     assert not any(reading is not None and reading.alive for reading in got)
     assert sample is not NONE or any(reading is not None and not reading.twist.any() for reading in got)
+
+
+def test_a_client_gets_the_newest_picture_of_the_cameras_it_reads_alone():
+    port = free_port(4)
+    robot = Served(port=port, cameras=(("top", 12, 16, port + 2), ("wrist", 8, 20, port + 3)))
+    cameras = [PublishedCamera("top", port + 2), PublishedCamera("wrist", port + 3, height=8, width=20)]
+    try:
+        client = robot.client()
+        assert client.cameras() == [("top", 12, 16, port + 2), ("wrist", 8, 20, port + 3)]
+        wait(lambda: client.newest_picture("top") is not None)
+        first = client.newest_picture("top")
+        assert (first.image.shape, first.image.dtype) == ((12, 16, 3), np.uint8)
+        assert not first.image.flags.writeable
+        kept = first.image.copy()
+        time.sleep(0.3)  # some 18 pictures, of which one is kept
+        client.next_state()
+        second = client.newest_picture("top")
+        assert second.number > first.number + 5
+        assert 0 <= client.server_time() - second.moment < 0.2
+        assert second.changed == second.moment
+        assert np.array_equal(first.image, kept)
+        assert list(client._streams) == [("camera", "top")]
+        with pytest.raises(RobotError, match="camera 'left': the server has top, wrist"):
+            client.newest_picture("left")
+    finally:
+        for camera in cameras:
+            camera.close()
+        robot.close()
+
+
+def test_frames_need_an_admitted_key_and_the_name_of_their_camera(tmp_path):
+    keys = write_keys(tmp_path, left="", gone="")
+    port = free_port(3)
+    robot = Served(keys=tmp_path, port=port, cameras=(("top", 12, 16, port + 2),))
+    camera = PublishedCamera("top", port + 2, keys=tmp_path)
+    try:
+        admitted = robot.client("left", keys=keys["left"])
+        wait(lambda: admitted.newest_picture("top") is not None)
+        (tmp_path / "allowed" / "gone.json").unlink()
+        stranger = robot.client("gone", keys=keys["gone"])
+        stranger._greeting = admitted.hello()  # it knows the ports from elsewhere
+        time.sleep(0.6)  # the folder is read every 0.5 s
+        ends = time.monotonic() + 0.4
+        while time.monotonic() < ends:
+            assert stranger.newest_picture("top") is None
+            time.sleep(0.01)
+        assert admitted.newest_picture("top").number > 5
+        camera.close()
+        number = admitted.newest_picture("top").number
+        camera = PublishedCamera("wrist", port + 2, keys=tmp_path)  # another one at this port
+        time.sleep(0.4)
+        assert admitted.newest_picture("top").number == number
+    finally:
+        camera.close()
+        robot.close()
+
+
+class Sent:
+    def __init__(self, monkeypatch, spec, latency=0.0):
+        self.messages, name = [], "serl_chunk_robot.server.streams.arrays.pack"
+        monkeypatch.setattr(name, lambda m: self.messages.append(m) or b"")
+        self.publisher = FramePublisher(job("top", free_port())._replace(latency=latency), spec)
+
+    def publish(self, image, stamp, number=0):
+        self.publisher.publish(Frame(image, stamp, number))
+        return self.messages[-1]
+
+
+@pytest.mark.parametrize("noisy", [True, False])
+def test_changed_is_the_moment_of_the_last_picture_that_differed(monkeypatch, noisy):
+    sent = Sent(monkeypatch, CameraSpec(4, 5, noisy), latency=0.5)
+    image = np.zeros((4, 5, 3), np.uint8)  # a driver that reuses its buffer
+    changed = [sent.publish(image, 1.0)["changed"], sent.publish(image, 2.0)["changed"]]
+    image[3, 4, 2] = 1
+    changed += [sent.publish(image, 3.0)["changed"], sent.publish(image, 4.0)["changed"]]
+    assert changed == ([0.5, 0.5, 2.5, 2.5] if noisy else [0.5, 1.5, 2.5, 3.5]), "of a drawn scene they always change"
+    sent.publisher.close()
+
+
+@pytest.mark.parametrize(("image", "stamp", "words"), [
+    (np.zeros((4, 6, 3), np.uint8), 1.0, r"must be uint8\[4, 5, 3\], got uint8\[4, 6, 3\]"),
+    (np.zeros((4, 5, 3), np.uint8), 1e12, "clock of `open`"),
+])  # fmt: skip
+def test_a_frame_that_is_not_as_the_contract_says_is_an_error(monkeypatch, image, stamp, words):
+    sent = Sent(monkeypatch, CameraSpec(4, 5))
+    with pytest.raises(CameraError, match=words):
+        sent.publish(image, stamp)
+    assert not sent.messages
+    sent.publisher.close()
