@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 
 import numpy as np
 import pytest
@@ -21,16 +20,20 @@ from actor_helpers import (
 )
 from errors import naming
 
+from serl_chunk.actor.chunk_queue import TickAction
 from serl_chunk.actor.episode import EpisodeRunner
+from serl_chunk.actor.handover import ACCELERATION, Handover, hold_warning
 from serl_chunk.actor.policy import PolicyError
-from serl_chunk.actor.recorder import NullSink
+from serl_chunk.actor.recorder import EpisodeRecorder, NullSink
 from serl_chunk.config.agents.acfql import AcfqlConfig
 from serl_chunk.config.agents.gripper import GripperConfig
-from serl_chunk.config.experiment import ActorConfig, ChunkConfig
-from serl_chunk.replay.episode import human_segments
+from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig
+from serl_chunk.config.robots import FakeAlohaConfig, GymConfig
+from serl_chunk.devices.teleoperation import TwistLimits
+from serl_chunk.replay.episode import accelerations, human_segments
 from serl_chunk.replay.windows import eligible_starts
 from serl_chunk.robots.base import InterventionCommand
-from serl_chunk.types import Begin, ConfigError, DataError, End, Outcome, Source, Step
+from serl_chunk.types import Begin, ConfigError, DataError, End, Outcome, RobotSpec, Source, Step
 
 
 class WithFrames(LineEnv):
@@ -53,8 +56,7 @@ def test_every_action_is_the_chunks_at_tick_minus_decision_tick(delay, horizon, 
     summary, sink, agent = run(delay=delay, horizon=horizon, execute=execute)
     steps = sink.steps
     check_steps(steps, execute)
-    assert [s.tick for s in steps if s.source != Source.POLICY] == list(range(delay))
-    assert summary.hold_ticks == delay
+    assert ([s.tick for s in steps if s.source != Source.POLICY], summary.hold_ticks) == (list(range(delay)), delay)
     assert summary.starved_ticks == 0
     starts = list(chunk_starts(steps))
     assert [s.decision_tick for s in starts] == [k * (execute - delay) for k in range(len(starts))]
@@ -65,25 +67,6 @@ def test_every_action_is_the_chunks_at_tick_minus_decision_tick(delay, horizon, 
             agent.prefixes[s.decision_tick],
             np.reshape([steps[s.decision_tick + i].action for i in range(delay)], (-1, 2)),
         )
-
-
-@pytest.mark.parametrize(("delay", "execute", "adaptive"), [(0, 8, True), (2, 6, True), (2, 8, False)])
-def test_a_chunk_is_followed_where_its_decision_asks_for_it(delay, execute, adaptive):
-    """Also for fewer steps than the delay, and for more than are ever executed."""
-    agent = NoisyAgent(8, asks=lambda tick: (5, 3, 1, 9)[tick % 4])
-    config = make_config(execute=execute, actor=ActorConfig(delay_ticks=delay, adaptive_execution=adaptive))
-    summary, sink, _ = run(agent=agent, config=config)
-    check_steps(sink.steps, execute)
-    starts = [s.decision_tick for s in chunk_starts(sink.steps)]
-    wanted = [0]
-    while len(wanted) < len(starts):
-        served = min(execute, agent.asks(wanted[-1])) if adaptive else execute
-        wanted.append(wanted[-1] + max(1, served - delay))
-    assert starts == wanted
-    assert len({b - a for a, b in itertools.pairwise(starts)}) > 1 or not adaptive
-    assert summary.starved_ticks == 0
-    recorded = {s.tick: int(s.decision["steps"]) for s in sink.steps if s.decision is not None}
-    assert all(recorded[t] == agent.asks(t) for t in starts)
 
 
 def test_who_steps_an_episode_closes_it_where_an_error_ends_it():
@@ -110,10 +93,8 @@ def test_records_of_an_episode():
     assert [s.observation["state"][2] for s in steps] == list(range(12))  # not the driver's reused buffer
     assert end.final_observation["state"][2] == 12
     np.testing.assert_allclose([s.stamp for s in steps], np.arange(12) * DT)
-    assert {s.policy_version for s in steps} == {3}
-    assert [s.tick for s in steps if s.decision is not None] == [0, 8]
-    assert steps[8].decision["q"] == 8
-    assert (summary.success, summary.length, summary.total_reward) == (True, 12, 1.0)
+    assert ({s.policy_version for s in steps}, [s.tick for s in steps if s.decision is not None]) == ({3}, [0, 8])
+    assert (steps[8].decision["q"], summary.success, summary.length, summary.total_reward) == (8, True, 12, 1.0)
     third = np.diff([s.action.astype(np.float64) for s in steps], n=3, axis=0)
     assert summary.jerk == pytest.approx(np.sqrt(np.mean(third**2)) / DT**3)
 
@@ -127,8 +108,7 @@ def test_ends(env, terminated, outcome, last_reward):
     _, sink, _ = run(env, config=make_config(failure_reward=0.25))
     end = sink.last_end
     assert (end.length, end.terminated, end.truncated) == (5, terminated, not terminated)
-    assert (end.outcome, end.outcome_by) == (outcome, "environment")
-    assert sink.steps[-1].reward == last_reward
+    assert (end.outcome, end.outcome_by, sink.steps[-1].reward) == (outcome, "environment", last_reward)
 
 
 @pytest.mark.parametrize("tick", [0, 7])
@@ -185,8 +165,7 @@ def test_a_humans_wrong_command_does_not_reach_the_robot(command, dims):
     runner = EpisodeRunner(env, make_policy(NoisyAgent(8)), sink, config=make_config(), intervention=human)
     with pytest.raises(DataError, match=naming("actor.intervention", *(["line"] if dims is None else ["tick 2"]), 2)):
         runner.run_episode(0, explore=True)
-    assert (env.tick, sink.last_end.outcome_by) == (2, "crash")
-    assert sink.last_end.final_observation["state"][2] == 2
+    assert (env.tick, sink.last_end.outcome_by, sink.last_end.final_observation["state"][2]) == (2, "crash", 2)
 
 
 @pytest.mark.parametrize("shown", [True, False])
@@ -233,20 +212,6 @@ def test_a_policy_that_diverged_does_not_reach_the_robot_and_no_unknown_camera_i
         run(cameras=("rear",))
 
 
-@pytest.mark.parametrize(("env", "frames", "every_tick"), [
-    (WithFrames, "auto", True), (LineEnv, "auto", False), (LineEnv, "every_tick", True),
-    (WithFrames, "decisions", False),
-])  # fmt: skip
-def test_cameras_are_recorded_on_every_tick_where_that_costs_nothing_or_is_asked_for(env, frames, every_tick):
-    recorded, config = env(length=20), make_config(actor=ActorConfig(frames=frames))
-    _, sink, _ = run(recorded, config=config, cameras=("wrist",))
-    shown = [s.tick for s in sink.steps if "images/wrist" in s.observation]
-    assert shown == list(range(20)) if every_tick else shown == [0, 8, 16]
-    assert recorded.frames_read == [*shown, 20]  # and each once
-    assert [s.observation["images/wrist"][0, 0, 0] for s in sink.steps if s.tick in shown] == shown
-    assert sink.last_end.final_observation["images/wrist"][0, 0, 0] == 20
-
-
 def test_what_is_not_recorded_reads_no_camera_on_every_tick():
     env = WithFrames(length=20)
     runner = EpisodeRunner(env, make_policy(NoisyAgent(8)), NullSink(), config=make_config(), cameras=("wrist",))
@@ -270,10 +235,8 @@ def test_a_human_who_has_one_arm_leaves_the_other_one_to_the_policy():
     assert summary.human_ticks == len(ticks)
     for step, without in zip(sink.steps, alone.steps, strict=True):
         if step.tick in ticks:
-            assert step.source == Source.HUMAN
-            assert step.human_dims.tolist() == [False, True]
-            assert step.action[1] == np.float32(-0.9)
-            assert step.decision_tick == -1
+            assert (step.source, step.human_dims.tolist()) == (Source.HUMAN, [False, True])
+            assert (step.action[1], step.decision_tick) == (np.float32(-0.9), -1)
         else:
             assert step.human_dims is None
         if step.tick <= max(ticks):
@@ -298,3 +261,185 @@ def test_a_fixed_gripper_keeps_the_opening_at_reset_or_what_a_human_left_it_at(v
         expected[9:] = [np.float32(-0.9)] * (len(steps) - 9)
     assert [float(s.action[1]) for s in steps] == expected
     assert len({float(s.action[0]) for s in steps}) > 20 - 4 * human  # the other joint is the policy's
+
+
+BEGIN = Begin("e")
+
+
+def step(tick):
+    return Step(tick, {}, np.zeros(1, np.float32), 0.0, Source.POLICY, 0, 0, 0.0)
+
+
+def ticks(sink):
+    return [(s.tick, s.decision is not None) for s in sink.steps]
+
+
+def picture(value, row=0):
+    out = np.full((6, 4, 3), value, np.uint8)
+    out[-1] = row
+    return out
+
+
+def recorded(pictures, numbers=None):
+    """What the sink has of an episode whose camera gave `pictures`, by tick; the last one at the end."""
+    sink, seen = ListSink(), {}
+    recorder = EpisodeRecorder(sink, BEGIN)
+    for tick, image in enumerate(pictures):
+        given = {} if numbers is None else {"top": numbers[tick]}
+        observation = {"state": np.zeros(1, np.float32), "images/top": image}
+        if tick < len(pictures) - 1:
+            recorder.step(step(tick)._replace(observation=observation), given)
+        else:
+            recorder.end(End("e", tick, observation, False, True, Outcome.UNKNOWN), given)
+    for record in (*sink.steps, sink.last_end):
+        last = isinstance(record, End)
+        observation = record.final_observation if last else record.observation
+        assert "state" in observation
+        image = observation.get("images/top")
+        assert (image is None) == (record.repeats is not None)
+        seen[record.length if last else record.tick] = record.repeats if image is None else image
+    return seen
+
+
+A, B = picture(1), picture(2)
+SAME_ROWS = picture(1, row=9)  # differs from A in its last row alone
+
+
+@pytest.mark.parametrize(("pictures", "numbers", "named"), [
+    ([A, A, A, B, B], None, {1: 0, 2: 0, 4: 3}),  # the same array
+    ([A, picture(1), SAME_ROWS, picture(1, row=9)], None, {1: 0, 3: 2}),  # the same bytes
+    ([A, B, A, B], None, {}),  # only the newest is named
+    ([A, picture(1), B, picture(2)], [5, 5, 6, 6], {1: 0, 3: 2}),
+    ([A, picture(1), picture(1)], [5, 6, 6], {2: 1}),  # a new picture that looks the same
+    ([A, B, SAME_ROWS], [5, 5, 5], {}),  # numbers that stand still
+])  # fmt: skip
+def test_a_frame_that_was_recorded_is_named_by_its_tick(pictures, numbers, named):
+    seen = recorded(pictures, numbers)
+    assert {tick: at["top"] for tick, at in seen.items() if isinstance(at, dict)} == named
+    for tick, image in enumerate(pictures):
+        np.testing.assert_array_equal(seen[named.get(tick, tick)], image)
+
+
+NO_GAPS = np.zeros(0, np.int64)
+
+
+class Policy:
+    """Goes to a place, which moves with `speed` from the start on, rad/s."""
+
+    def __init__(self, to: tuple[float, float], speed: float) -> None:
+        self._to, self._speed, self._tick = np.array(to), speed, 0
+
+    def reset(self, seed: int) -> None:
+        self._tick = 0
+
+    def act(self) -> np.ndarray:
+        self._tick += 1
+        return np.clip(self._to + self._speed * SPEC.dt * self._tick, -1, 1).astype(np.float32)
+
+
+class Human:
+    """Moves on some ticks at a speed; `dims`: what of the robot is the human's."""
+
+    def __init__(self, ticks: range, speed: float, dims: tuple[bool, bool] | None) -> None:
+        self._ticks, self._speed, self._dims = ticks, speed, dims
+
+    def reset(self, seed: int) -> None: ...
+
+    def poll(self, tick, observation, decision_tick, last):
+        if tick not in self._ticks:
+            return None
+        dims = None if self._dims is None else np.array(self._dims)
+        return InterventionCommand(last + np.float32(self._speed * SPEC.dt), dims=dims)
+
+    def close(self) -> None: ...
+
+
+def config_of(intervention: str = "spacemouse", server: str = "") -> ExperimentConfig:
+    config = make_config(actor=ActorConfig(intervention=intervention))
+    return dataclasses.replace(config, robot=dataclasses.replace(config.robot, server=server))
+
+
+def executed(config: ExperimentConfig, policy: Policy, human: Human, length: int = 80) -> np.ndarray:
+    sink = ListSink()
+    EpisodeRunner(LineEnv(length=length), policy, sink, config=config, intervention=human).run_episode(0)
+    return np.stack([step.action for step in sink.steps])
+
+
+def seam(actions: np.ndarray, first: int, end: int) -> float:
+    return accelerations(actions, np.array([[first, end]]), NO_GAPS, SPEC)[0]
+
+
+@pytest.mark.parametrize(("to", "human_speed", "speed"), [
+    ((0.5, -0.5), 0.6, 0.2), ((-0.2, 0.3), -1.0, 0.0),
+])  # fmt: skip
+def test_a_policy_takes_over_within_the_acceleration_of_the_human(to, human_speed, speed):
+    policy, human = Policy(to, speed), Human(range(12), human_speed, None)
+    actions = executed(config_of(), policy, human)
+    after = np.abs(np.diff(actions[10:], n=2, axis=0)).max() / SPEC.dt**2
+    assert after <= ACCELERATION * (1 + 1e-3)  # also beyond both ticks of the seam
+    policy.reset(0)
+    wanted = np.stack([policy.act() for _ in range(80 - 12)])
+    np.testing.assert_array_equal(actions[-10:], wanted[-10:])
+    assert seam(actions, 0, 12) <= ACCELERATION * (1 + 1e-3)
+    plain = executed(config_of("none"), policy, human)  # of no device
+    assert seam(plain, 0, 12) > 5 * ACCELERATION
+
+
+def test_a_part_that_the_human_lets_go_of_is_blended_and_the_others_are_the_policys():
+    policy, human = Policy((0.5, -0.5), 0.0), Human(range(12), 0.5, (True, False))
+    actions = executed(config_of(), policy, human)
+    np.testing.assert_array_equal(actions[:, 1], np.full(80, -0.5, np.float32))
+    assert np.abs(np.diff(actions[10:, 0], n=2)).max() / SPEC.dt**2 <= ACCELERATION * (1 + 1e-3)
+    assert actions[-1, 0] == np.float32(0.5)
+    stands = executed(config_of(), policy, Human(range(12), 0.0, None))  # and does not overshoot
+    assert (np.diff(stands[11:, 0]) >= -1e-6).all()
+    assert stands[:, 0].max() <= 0.5 + 1e-6
+
+
+def test_a_hold_after_a_human_is_at_once():
+    handover = Handover(config_of(), SPEC)
+    points = np.array([[0, 0], [0.02, 0], [0.04, 0]], np.float32)
+    handover.bounded(points[1], TickAction(points[1], Source.HUMAN, by_human=True), points[0])
+    hold = TickAction(points[1], Source.HOLD)
+    assert (handover.bounded(points[1], hold, points[1]) == points[1]).all()
+    far = np.ones(2, np.float32)
+    moved = handover.bounded(far, TickAction(far, Source.POLICY), points[1]) - points[1]
+    assert TwistLimits().acceleration == ACCELERATION  # of the human's own motion
+    np.testing.assert_allclose(moved, ACCELERATION * SPEC.dt**2, rtol=1e-4)
+
+
+def spec_of(low, high, **changes) -> RobotSpec:
+    fields = {"joint_of_action": (-1,) * len(low), "grippers": (), **changes}
+    return RobotSpec("arm", 10.0, 3, tuple(low), tuple(high), cameras=(), max_episode_steps=10, **fields)
+
+
+MOVES = ((-1.0, -1.0), (1.0, 1.0))
+WITH_GRIPPER = ((-1.0, 0.0), (1.0, 2.0))  # gym-hil's: 0 opens, 1 leaves as it is, 2 closes
+
+
+@pytest.mark.parametrize(("limits", "named", "dimensions"), [
+    (MOVES, {}, "0, 1"),  # not declared: each may be a gripper, or a position
+    (WITH_GRIPPER, {}, "0, 1"),
+    (WITH_GRIPPER, {"grippers": (0,)}, "1"),  # a hold of 0 is at the end of what it can do
+    (MOVES, {"grippers": (1,)}, ""),
+    (WITH_GRIPPER, {"joint_of_action": (0, 1)}, ""),
+    (MOVES, {"joint_of_action": (-1, -1)}, ""),  # confirmed
+])  # fmt: skip
+def test_it_is_warned_where_nothing_measures_a_hold_and_nothing_is_named(limits, named, dimensions):
+    warning = hold_warning(GymConfig(make=lambda fake_env: None, **named), spec_of(*limits, **named))
+    assert (warning is None) == (dimensions == "")
+    for part in ("'arm'", f"dimensions {dimensions} ", "robot.grippers", "robot.joint_of_action=(-1, -1)"):
+        assert warning is None or part in warning
+    assert hold_warning(FakeAlohaConfig(), spec_of(*limits, **named)) is None  # a robot of the package knows its holds
+
+
+@pytest.mark.parametrize(("actor", "warned"), [
+    (ActorConfig(clock="lockstep"), 0),  # every tick has an action
+    (ActorConfig(clock="lockstep", delay_ticks=2), 1),
+    (ActorConfig(clock="realtime", inference="sync"), 1),
+])  # fmt: skip
+def test_an_actor_warns_where_it_may_have_to_hold(actor, warned, caplog):
+    env = LineEnv(length=12, spec=dataclasses.replace(SPEC, joint_of_action=(-1, -1)))
+    runner = EpisodeRunner(env, make_policy(NoisyAgent(8)), NullSink(), config=make_config(actor=actor))
+    runner.close()
+    assert sum("robot.joint_of_action" in line for line in caplog.messages) == warned

@@ -18,18 +18,7 @@ from hypothesis import strategies as st
 from scipy.stats import hypergeom
 
 from serl_chunk.actor import canary
-from serl_chunk.actor.canary import (
-    EVERY,
-    KNOWN,
-    LEAST,
-    WINDOW,
-    Canary,
-    Counts,
-    Evidence,
-    chance,
-    check_signal,
-    succeeded_alone,
-)
+from serl_chunk.actor.canary import EVERY, KNOWN, LEAST, Canary, Counts, chance, check_signal, succeeded_alone
 from serl_chunk.actor.link import RunProgress
 from serl_chunk.actor.service import ActorService
 from serl_chunk.actor.stats import EpisodeSummary
@@ -194,16 +183,6 @@ def test_a_gate_needs_what_judges_episodes(robot, outcome, operator, refused):
     wrong = pytest.raises(ConfigError, match=naming("actor.gate", "canary", "outcome.classifier", "operator", "none"))
     with wrong if refused else contextlib.nullcontext():
         check_signal(config, operator=operator)
-
-
-def test_only_the_newest_episodes_of_a_snapshot_count():
-    evidence = Evidence()
-    for i in range(WINDOW + WINDOW // 2):
-        evidence.add(f"e{i}", i >= WINDOW)
-    assert evidence.counts == Counts(WINDOW // 2, WINDOW)
-    for name, success in ((f"e{WINDOW}", False), (f"e{WINDOW + 1}", None), ("another actor's", None)):
-        evidence.correct(name, success)
-    assert evidence.counts == Counts(WINDOW // 2 - 2, WINDOW - 1)
 
 
 @pytest.mark.parametrize(("outcome", "by", "segments", "counts"), [

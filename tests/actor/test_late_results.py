@@ -64,22 +64,7 @@ def run(env, config, clock=None, latencies=(), random_steps=0, **more):
         runner.close()
 
 
-def content(records):
-    return [
-        tuple(np.asarray(x).tolist() if isinstance(x, np.ndarray) else str(x) for x in r if not isinstance(x, float))
-        for r in records
-    ]
-
-
 REALTIME = make_config(actor=ActorConfig(clock="realtime"))
-
-
-@pytest.mark.parametrize("ends", [{"success_at": 13}, {"length": 1}])
-def test_in_lockstep_late_results_change_nothing(ends):
-    summary, sink = run(LineEnv(**ends), make_config())
-    late, other = run(Served(**ends), make_config())
-    assert content(sink.records) == content(other.records)
-    assert (late.steps, late.outcome, late.total_reward) == (summary.steps, summary.outcome, summary.total_reward)
 
 
 def test_in_real_time_a_result_is_received_when_the_next_tick_begins():
@@ -159,8 +144,7 @@ class Unlucky(Served):
 def test_an_evaluation_repeats_what_a_fault_ended_at_most_twice(faults, repeated, successes):
     env = Unlucky(faults)
     result = evaluate(env, make_policy(NoisyAgent(8)), make_config(), n=3)
-    assert FAULT_REPEATS == 2
-    assert (result.episodes, result.successes, len(result.repeated)) == (3, successes, repeated)
+    assert (FAULT_REPEATS, result.episodes, result.successes, len(result.repeated)) == (2, 3, successes, repeated)
     assert len(env.seeds) == 3 + repeated
     data = json.loads(json.dumps(result.to_json()))
     listed = [e["fault"] for e in data["episodes"] + data.get("repeated", []) if "fault" in e]

@@ -130,9 +130,6 @@ def test_settings_name_the_cameras_that_are_sent_and_bad_ones_are_refused(tmp_pa
             pass
 
 
-# -- in the control loop ---------------------------------------------------------------------------------------------
-
-
 def test_in_lockstep_a_lost_server_is_waited_for_within_an_episode():
     """The environment stands still, and no tick is lost."""
     policy, restarted = StatePolicy(), []
@@ -153,8 +150,7 @@ def test_in_lockstep_a_lost_server_is_waited_for_within_an_episode():
         )  # fmt: skip
         summary = runner.run_episode(seed=1)
     assert restarted
-    assert summary.length == 24
-    assert {s.source for s in sink.steps} == {Source.POLICY}
+    assert (summary.length, {s.source for s in sink.steps}) == (24, {Source.POLICY})
 
 
 SERVED = """
@@ -248,9 +244,6 @@ def test_a_server_that_refuses_ends_the_actor_with_its_reason_and_another_is_eva
     with policy_of(StatePolicy()) as policy:
         result = rollouts.evaluate(LineEnv(length=9, success_at=5), policy, config_of(1), n=3)
     assert (result.episodes, result.successes, result.policy_version) == (3, 3, 3)
-
-
-# -- an operator while the server is away ----------------------------------------------------------------------------
 
 
 class Keys:

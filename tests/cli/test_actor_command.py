@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 import types
 
 import pytest
 from actor_helpers import LineEnv, make_config
 from classifier_sets import save_random
 from errors import naming
+from operator_desk import Pedal
 from ports import free_port
 
+from serl_chunk import signals
 from serl_chunk.actor import service
 from serl_chunk.actor.link import preprocess_of
 from serl_chunk.actor.policy import PolicyError
 from serl_chunk.actor.service import ActorService, ActorSummary
-from serl_chunk.cli import actor, evaluation
-from serl_chunk.cli.actor import run_training_actor
+from serl_chunk.cli import actor, console, evaluation
+from serl_chunk.cli.console import console_of
 from serl_chunk.cli.evaluation import EvaluationOptions
 from serl_chunk.cli.keys import LearnerAddress
 from serl_chunk.cli.learner import run_learner
@@ -24,16 +27,17 @@ from serl_chunk.cli.process import load
 from serl_chunk.config.agents.bc import BcConfig
 from serl_chunk.config.agents.flow import FlowConfig
 from serl_chunk.config.experiment import ActorConfig
-from serl_chunk.config.operator import OperatorConfig
+from serl_chunk.config.operator import DeviceConfig, OperatorConfig
 from serl_chunk.config.outcome import OutcomeConfig
 from serl_chunk.config.robots import AlohaConfig
+from serl_chunk.console.bindings import ActorState
 from serl_chunk.data.normalise.normaliser import Normaliser, fit_normaliser
 from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.learner.building import RunOptions
 from serl_chunk.learner.service import welcome_of
 from serl_chunk.outcomes.robot import spec_of
 from serl_chunk.runs.folder import open_run
-from serl_chunk.transport.wire.handshake import RefusedError, Welcome
+from serl_chunk.transport.wire.handshake import Welcome
 from serl_chunk.types import Amend, CameraSpec, ConfigError, DataError, PolicyOrigin, SerlChunkError, Snapshot
 
 ADDRESS = LearnerAddress("127.0.0.1", 1, "a")
@@ -116,8 +120,7 @@ def test_another_runs_welcome_begins_everything_anew(tmp_path, monkeypatch, capl
     assert start(monkeypatch, tmp_path, config, link, session) == 0
     assert [begun[:4] for _, begun in sessions] == [("first", 3, 90, 27), (run, 1, 40, 5)]
     assert [digest for digest, _ in sessions] == [normaliser.digest(), other.digest()]
-    assert len({begun.episode_prefix for _, begun in sessions}) == 2
-    assert link.acted_for == ["first", run]
+    assert (len({begun.episode_prefix for _, begun in sessions}), link.acted_for) == (2, ["first", run])
     said = "\n".join(caplog.messages)
     assert "first" in said
     assert (run if run == "second" else other.digest()) in said
@@ -167,6 +170,8 @@ def operated(**settings):
     (operated(attention="none.json"), ("operator.attention", "terminal")),
     (operated(approve=2), ("operator.approve", "2", "--viewer")),
     (operated(pedal="foot"), ("operator.pedal",)),
+    ({"actor": ActorConfig(intervention="leader"), "device": DeviceConfig(align="drive")},
+     ("device.align", "operator", "terminal")),
     ({"robot": AlohaConfig(server="pc"), "actor": ActorConfig(gate="canary")},
      ("actor.gate", "canary", "outcome.classifier", "--viewer")),
     ({"outcome": OutcomeConfig(classifier="none")}, ("outcome.classifier", "none")),
@@ -187,16 +192,6 @@ def test_what_cannot_act_is_refused_before_a_learner_is_called(tmp_path, monkeyp
 CONFIG = load("fake_aloha", [])
 
 
-class RefusedLink:
-    closed = False
-
-    def connect(self, *_: object, **__: object) -> None:
-        raise RefusedError("another experiment")
-
-    def close(self) -> None:
-        self.closed = True
-
-
 def test_a_learner_that_cannot_start_lets_go_of_ports_and_folder(tmp_path, capsys):
     where = {"bind": "127.0.0.1", "port": free_port(), "insecure": False}
     two_arms = load("fake_aloha", [("agent.gripper.setup_mode", "single-arm-learned-gripper")])
@@ -210,11 +205,30 @@ def test_a_learner_that_cannot_start_lets_go_of_ports_and_folder(tmp_path, capsy
     capsys.readouterr()
 
 
-def test_a_refused_actor_opens_no_robot(monkeypatch):
-    link = RefusedLink()
-    monkeypatch.setattr(actor, "open_link", lambda *_, **__: link)
-    monkeypatch.setattr(actor, "stop_on_signals", lambda *_: None)
-    monkeypatch.setattr(service, "make_env", lambda *_, **__: pytest.fail("the robot was opened"))
-    with pytest.raises(RefusedError, match="another experiment"):
-        run_training_actor(CONFIG, ADDRESS)
-    assert link.closed
+PAGE = types.SimpleNamespace(begin=lambda *shown, **options: None)
+
+
+@pytest.mark.parametrize(("page", "pedal", "gestures", "goes_on"), [
+    (True, False, (), True), (False, True, (), True), (False, True, ("go=mouse_long",), False),
+])  # fmt: skip
+def test_a_closed_terminal_holds_where_a_page_or_a_pedal_can_go_on(monkeypatch, page, pedal, gestures, goes_on):
+    ended, before = [], signal.getsignal(signal.SIGHUP)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    monkeypatch.setattr(signals, "_interrupt", lambda number, frame: ended.append(number))
+    monkeypatch.setattr(console, "open_pedal", lambda path: Pedal())
+    try:
+        signals._install(signals._interrupt)
+        operated = OperatorConfig(pedal="foot" if pedal else "", gestures=gestures)
+        robot = dataclasses.replace(make_config().robot, is_real=True)
+        config, shown = dataclasses.replace(make_config(), robot=robot, operator=operated), PAGE if page else None
+        with console_of(config, "a", amend=lambda record: None, end=lambda: None, page=shown) as operator:
+            signal.raise_signal(signal.SIGHUP)
+            operator.poll(ActorState.POLICY)
+            assert operator.holding == goes_on
+        assert ended == ([] if goes_on else [signal.SIGHUP])
+        signal.raise_signal(signal.SIGHUP)
+        assert ended[-1:] == [signal.SIGHUP]
+    finally:
+        signal.signal(signal.SIGHUP, before)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)

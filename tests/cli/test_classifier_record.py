@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
+from pathlib import Path
 
+import numpy as np
 import pytest
 from actor_helpers import HumanOnTicks, LineEnv, SimClock, make_config
 from errors import naming
 from full_disk import full_disk
 
 from serl_chunk.classifier.dataset import LABELS, Labelling, read_source
+from serl_chunk.classifier.files import read_description
 from serl_chunk.cli import classifier_record as module
 from serl_chunk.cli.classifier_record import LabelledFolder, run_record_labels
+from serl_chunk.cli.process import load
+from serl_chunk.cli.record import run_record
+from serl_chunk.config.overrides import apply_overrides
 from serl_chunk.console.bindings import Action
 from serl_chunk.data.formats import hdf5_writer, open_episodes
 from serl_chunk.data.formats.hdf5 import read_episode
 from serl_chunk.data.source import ReadOptions
+from serl_chunk.main import main
 from serl_chunk.operator.operator import Operator
+from serl_chunk.outcomes.classifier import Classifier
+from serl_chunk.outcomes.robot import spec_of
 from serl_chunk.recording import labelled, recording
 from serl_chunk.types import Amend, ConfigError, Outcome, Source
 
@@ -160,3 +170,59 @@ def test_a_discard_takes_the_labels_away_at_once_and_u_brings_them_back(tmp_path
     labels.amend(Amend("a", discard=True))
     labels.note_discard("")
     assert (labels.frames, [*tmp_path.glob("*.hdf5")]) == ((0, 0), [])
+
+
+CONFIG = apply_overrides(load("fake_aloha", []), [("robot.image_size", "16")])
+
+
+@pytest.fixture(scope="module")
+def demos(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("demos")
+    assert run_record(CONFIG, 6, str(folder), policy="scripted", noise=None, cameras=("top", "left_wrist")) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(demos, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("classifiers") / "c"
+    printed = io.StringIO()
+    words = ["classifier", "train", str(demos), "--cameras", "left_wrist,top", "--out", str(folder)]
+    with contextlib.redirect_stdout(printed):
+        assert main([*words, "--steps", "20", "--batch_size", "8", "--frames", "2", "--positives", "3"]) == 0
+    assert "update 20 of 20: " in printed.getvalue()
+    assert "note: 1 held-out episode " in printed.getvalue()  # too few for a share of 0.01
+    assert f"outcome.classifier={folder}" in printed.getvalue()
+    return folder
+
+
+@pytest.mark.compiles
+def test_training_writes_a_folder_that_the_actor_reads(trained):
+    description = read_description(trained)
+    assert [(c.name, c.height, c.width) for c in description.cameras] == [("left_wrist", 16, 16), ("top", 16, 16)]
+    assert (description.frames, description.positives) == (2, 5 * 3)
+    assert description.negatives > 100
+    assert description.validation["successes"] == 1
+    assert (trained / "validation.png").read_bytes().startswith(b"\x89PNG")
+    classifier = Classifier(trained)
+    classifier.check(spec_of(CONFIG))
+    black = {f"images/{c}": np.zeros((16, 16, 3), np.uint8) for c in classifier.cameras}
+    assert classifier.probability(black).shape == (2,)
+
+
+@pytest.mark.compiles
+def test_test_prints_the_figures_and_writes_them(trained, demos, tmp_path, capsys):
+    key = open_episodes(demos, ReadOptions()).keys()[2]
+    labels = {"classes": ["failure", "success"], "episodes": {key: [[0, 10, "failure"]]}}
+    (demos / LABELS).write_text(json.dumps(labels))
+    try:
+        assert main(["classifier", "test", str(trained), str(demos), "--out", str(tmp_path)]) == 0
+    finally:
+        (demos / LABELS).unlink()
+    out = capsys.readouterr().out
+    figures = json.loads((tmp_path / "test.json").read_text())
+    assert (figures["successes"], figures["failures"]) == (5, 1)
+    assert f"AUC {figures['auc_by_episode']:.4f} by episode" in out
+    assert str(tmp_path / "test.png") in out
+    assert len(figures["misjudged"]) == sum(figures["faults"].values())
+    for row in figures["misjudged"]:
+        assert row["episode"] in out

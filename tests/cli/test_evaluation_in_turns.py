@@ -72,8 +72,7 @@ def test_each_checkpoint_has_its_file_its_row_and_its_line(lab, capsys, tmp_path
     assert sorted(files) == [f"evaluation_{step}.json" for step in (1500, 2500, 500)]
     for name, data in files.items():
         step = int(re.findall(r"\d+", name)[0])
-        assert data["checkpoint"] == step
-        assert data["in_turns_with"] == sorted({500, 1500, 2500} - {step})
+        assert (data["checkpoint"], data["in_turns_with"]) == (step, sorted({500, 1500, 2500} - {step}))
         assert [r["mode"] for r in data["results"]] == ["mean", "sampled"]
         assert all(r["n"] == len(r["turns"]) == len(r["episodes"]) == 4 for r in data["results"])
         assert f"(version {step})" in out

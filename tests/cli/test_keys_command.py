@@ -8,21 +8,15 @@ from pathlib import Path
 import pytest
 from errors import naming
 from ports import free_port
+from transport_tools import linked, serving
 
 from serl_chunk.cli import keys as commands
-from serl_chunk.config.transport import TransportConfig
 from serl_chunk.main import main
-from serl_chunk.transport.client.link import LearnerLink
 from serl_chunk.transport.security.keys import ClientKeys, JoinToken
 from serl_chunk.transport.security.server import ServerKeys
-from serl_chunk.transport.server.server import LearnerServer
-from serl_chunk.transport.server.sessions import ServerHandler
-from serl_chunk.transport.wire.handshake import RefusedError
 from serl_chunk.types import ConfigError
-from serl_chunk_robot.wire.curve import fingerprint
 
 HERE = "127.0.0.1"
-CONFIG = TransportConfig(timeout_s=0.6)
 
 
 @pytest.fixture(autouse=True)
@@ -54,28 +48,6 @@ def word_of(output: str) -> str:
     return word
 
 
-class serving:
-    def __init__(self, port: int, keys: ServerKeys | None) -> None:
-        self.server = LearnerServer(CONFIG, ServerHandler(), bind=HERE, port=port, contract={}, keys=keys)
-
-    def __enter__(self) -> LearnerServer:
-        self.server.start()
-        return self.server
-
-    def __exit__(self, *error: object) -> None:
-        self.server.close()
-        self.server.check()
-
-
-def connects(port: int, keys: ClientKeys | None) -> bool:
-    link = LearnerLink(CONFIG, host=HERE, port=port, actor_id="a", contract={}, keys=keys)
-    try:
-        link.connect(timeout=10)
-        return True
-    finally:
-        link.close()
-
-
 @pytest.fixture
 def port(capsys) -> int:
     run(capsys, "init")
@@ -86,71 +58,37 @@ def invited(capsys, port: int, name: str = "left", host: str = HERE, *more: str)
     return word_of(run(capsys, "add", name, "--host", host, "--port", str(port), *more))
 
 
-def test_one_paste_is_all(capsys, home, robot, port):
-    word = invited(capsys, port, host="203.0.113.7")  # its learner is somewhere else than its line says
-    with serving(port, ServerKeys.open(home)):
-        said = run(capsys, "join", word, "--ip", HERE, "--keys", robot)
-        [own] = ClientKeys.all(Path(robot))
-        assert ClientKeys.find(Path(robot), HERE).hosts == ("203.0.113.7", HERE)
-        assert f"joined the learner {fingerprint(own.server)} as 'left'; key in {own.file}" in said
-        assert f"--actor --ip {HERE}" in said
-        assert connects(port, own)
-
-
-def test_the_actor_joins_where_the_learner_is_not_there_yet(capsys, home, robot, port):
-    said = run(capsys, "join", invited(capsys, port), "--keys", robot)
-    assert f"cannot be reached at {HERE}:{port} now. The actor joins as 'left' when it first connects" in said
-    assert "to join at the first connection" in run(capsys, "list", "--keys", robot)
-    assert re.search(r"^  left +invited .* s left$", run(capsys, "list"), re.MULTILINE)
-    with serving(port, None), pytest.raises(RefusedError, match=naming(f"{HERE}:{port}", "without keys")):
-        connects(port, commands.actor_keys(HERE, robot, insecure=False))  # a line still to be used is binding
-    with serving(port, ServerKeys.open(home)):
-        assert connects(port, commands.actor_keys(HERE, robot, insecure=False))
-    assert "joined" in run(capsys, "list", "--keys", robot)
-
-
 def test_joining_twice(capsys, home, robot, tmp_path, port):
     word = invited(capsys, port)
     run(capsys, "join", word, "--keys", robot)
     before = ClientKeys.all(Path(robot))
     run(capsys, "join", word, "--keys", robot)  # no learner was reached yet: the same pair is kept
     assert ClientKeys.all(Path(robot)) == before
-    with serving(port, ServerKeys.open(home)):
+    with serving(port, keys=ServerKeys.open(home)):
         assert "joined the learner" in run(capsys, "join", word, "--keys", robot)
         assert "has joined with that line already, as 'left'" in run(capsys, "join", word, "--keys", robot)
         stranger = tmp_path / "stranger"
         said = run(capsys, "join", word, "--keys", str(stranger), status=1)
         assert "its line was used by another machine or is older than ten minutes" in said
         assert ClientKeys.all(stranger) == []  # nothing worthless stays
-        [own] = ClientKeys.all(Path(robot))
-        assert connects(port, own)
+        with linked(port, keys=ClientKeys.all(Path(robot))[0]):
+            pass
 
 
 def test_a_machine_that_has_joined_keeps_its_key_until_another_works(capsys, home, robot, port):
     word = invited(capsys, port)
-    with serving(port, ServerKeys.open(home)):
+    with serving(port, keys=ServerKeys.open(home)):
         run(capsys, "join", word, "--keys", robot)
         [first] = ClientKeys.all(Path(robot))
     again = invited(capsys, port, "left2")
     assert "this machine has joined it already" in run(capsys, "join", again, "--keys", robot, status=2)
     assert ClientKeys.all(Path(robot)) == [first]
-    with serving(port, ServerKeys.open(home)):
+    with serving(port, keys=ServerKeys.open(home)):
         run(capsys, "join", again, "--keys", robot)
         [second] = ClientKeys.all(Path(robot))
         assert second.name == "left2"
-        assert connects(port, second)
-
-
-def test_a_line_is_for_the_learner_that_made_it_and_for_one_with_keys(capsys, home, robot, tmp_path, port):
-    other = str(tmp_path / "other")
-    run(capsys, "init", "--keys", other)
-    for keys, word, says in (
-        (ServerKeys.open(home), invited(capsys, port, "left", HERE, "--keys", other),
-         f"what answers at {HERE}:{port} is not the learner that this machine joined"),
-        (None, invited(capsys, port), "runs without keys"),
-    ):  # fmt: skip
-        with serving(port, keys):
-            assert says in run(capsys, "join", word, "--keys", robot, status=1)
+        with linked(port, keys=second):
+            pass
 
 
 def test_what_is_refused(capsys, home, robot, tmp_path):
@@ -178,9 +116,6 @@ def test_no_command_prints_a_secret_but_the_line(capsys, home, robot, port):
     secrets = (ServerKeys.open(home).pair.secret, own.pair.secret, JoinToken.decode(word).ticket,
                ServerKeys.open(Path(robot + "_of_another")).pair.secret)  # fmt: skip
     assert not any(s in text for s in secrets for text in outputs)
-
-
-# What a learner and an actor start with.
 
 
 def test_a_learner_makes_keys_and_prints_a_line_until_a_robot_has_joined(home, capsys, caplog):
@@ -224,22 +159,6 @@ def test_a_learner_has_keys_where_it_needs_them_or_is_told_so(home, tmp_path, ca
     assert commands.addresses("10.0.0.5") == ["10.0.0.5"]
 
 
-def test_a_folder_that_was_asked_for_is_binding_on_loopback(capsys, home, robot, port):
-    """Which may be the near end of a tunnel: a learner without keys there is none that this machine has joined."""
-    word = invited(capsys, port)
-    with serving(port, ServerKeys.open(home)):
-        run(capsys, "join", word, "--keys", robot)
-        assert connects(port, commands.actor_keys(HERE, robot, insecure=False))
-        assert connects(port, commands.actor_keys(HERE, None, insecure=False))  # the learner's own machine
-    with serving(port, None) as server:
-        keys = commands.actor_keys(HERE, robot, insecure=False)
-        with pytest.raises(RefusedError, match=naming(f"{HERE}:{port}", "without keys", keys.file)):
-            connects(port, keys)
-        [unasked] = ClientKeys.all(Path(robot))
-        assert connects(port, unasked)  # there the learner decides
-        assert server.stats()["records"] == 0
-
-
 def test_an_actor_has_the_name_of_its_key_and_no_other(capsys, home, robot):
     run(capsys, "init")
     run(capsys, "join", word_of(run(capsys, "add", "left", "--host", HERE)), "--keys", robot)
@@ -254,12 +173,3 @@ def test_an_actor_has_the_name_of_its_key_and_no_other(capsys, home, robot):
     [own] = ClientKeys.all(home)  # of the learner's own machine: it names no robot
     assert commands.actor_name(None, own, HERE) == commands.actor_name(None, None, HERE) == "actor"
     assert commands.actor_name("right", own, "203.0.113.7") == "right"
-
-
-def test_an_actor_without_keys_starts_without_them(tmp_path):
-    assert commands.actor_keys(HERE, None, insecure=False) is None
-    with pytest.raises(ConfigError, match=naming("--keys", tmp_path / "none", "serl-chunk keys add NAME")):
-        commands.actor_keys(HERE, str(tmp_path / "none"), insecure=False)
-    commands.learner_keys("0.0.0.0", None, insecure=False)
-    assert commands.actor_keys(HERE, None, insecure=False) is not None
-    assert commands.actor_keys(HERE, None, insecure=True) is None

@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
+import pty
 import re
+import subprocess
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from errors import naming
 
 from serl_chunk.cli.evaluation import EvaluationOptions
 from serl_chunk.cli.keys import LearnerAddress
 from serl_chunk.cli.process import print_config
+from serl_chunk.config.loader import load_experiment
+from serl_chunk.data.demos import load_demos
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.learner.building import RunOptions
 from serl_chunk.learner.offline_data import DemoOptions
+from serl_chunk.logs import logging_to_stdout
 from serl_chunk.main import main
 from serl_chunk.outcomes.robot import spec_of
+from serl_chunk.robots.registry import make_env, robot_spec
 from serl_chunk.runs.folder import open_run, read_config
+from serl_chunk.runs.status_line import StatusLine
 from serl_chunk.types import ConfigError, DataError
-from serl_chunk.version import version_info
+from serl_chunk_robot import output
+from serl_chunk_robot.output import background_output
 
 RUN = ["--exp_name", "fake_aloha"]
 
@@ -87,21 +100,12 @@ def test_both_flags_start_two_processes_with_what_was_given(called):
         assert called[-1][2] == {"pin": False, "ip": ip}
 
 
-def test_flags_reach_the_recorder(called):
-    assert main(["record", *RUN, "--n_demos", "3", "--out", "d", "--noise", "0.1", "--cameras", "all"]) == 0
-    [(_, (config, count, out), keywords)] = called
-    assert (config.name, count, out) == ("fake_aloha", 3, "d")
-    assert len(keywords.pop("cameras")) == 3
-    assert keywords == {"policy": "scripted", "noise": 0.1, "keep": "successes", "viewer": None}
-
-
 def test_presets_come_before_the_overrides_and_on_both_sides(called, tmp_path, caplog):
     flags = ["--preset", "qc", "--compat", "qc", "--config.agent.actor_num_samples=4", "--horizon_length", "3"]
     for side in ("--learner", "--actor"):
         assert main([*RUN, side, *flags]) == 0
     learner, actor = (arguments[0] for _, arguments, _ in called)
-    assert learner == actor
-    assert (learner.preset, learner.compat, learner.replay.windows) == ("qc", "qc", "qc")
+    assert (learner, learner.preset, learner.compat, learner.replay.windows) == (actor, "qc", "qc", "qc")
     assert (learner.agent.kind, learner.agent.candidates, learner.chunk.horizon) == ("published_qc", 4, 3)
     with caplog.at_level("INFO"):
         print_config(learner, spec_of(learner))
@@ -111,11 +115,6 @@ def test_presets_come_before_the_overrides_and_on_both_sides(called, tmp_path, c
     run.lock.close()
     saved = read_config(tmp_path)
     assert (saved["preset"], saved["compat"]) == ("qc", "qc")
-
-
-def test_the_version_is_printed(capsys):
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out.strip() == version_info().text
 
 
 @pytest.mark.parametrize(
@@ -139,3 +138,144 @@ def test_an_error_is_one_line_with_a_status(monkeypatch, capsys, error, status, 
     out, err = capsys.readouterr()
     assert (out, err.count("\n"), err.startswith("serl-chunk: ")) == ("", 1, True)
     assert re.search(naming(*named), err)
+
+
+def test_a_new_experiment_runs_as_it_is(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert main(["new", "rig.py"]) == 0
+    assert "serl-chunk record --exp_name ./rig.py" in capsys.readouterr().out
+    config = load_experiment("./rig.py")
+    assert (config.name, config.robot.task) == ("rig", "move the gripper over the target")
+    spec = robot_spec(config.robot)
+    assert [camera.name for camera in spec.cameras] == ["top"]
+    env = make_env(config.robot)
+    first = [env.reset(seed=3)[0]["state"] for _ in range(2)]
+    np.testing.assert_array_equal(*first)
+    assert main(["record", "--exp_name", "./rig.py", "--n_demos", "2", "--out", "demos"]) == 0
+    demos = load_demos(["demos"], spec)
+    assert [e.end.terminated for e in demos.episodes] == [True, True]
+    written = Path("rig.py").read_bytes()
+    assert main(["new", "rig.py"]) == 2
+    assert Path("rig.py").read_bytes() == written
+
+
+def test_settings_are_shown_with_unit_meaning_and_mark(capsys):
+    assert main(["config", "fake_aloha", "--config.agent.lr=0.001"]) == 0
+    text = capsys.readouterr().out
+    for line in (r"\* agent\.lr +0\.001 +learning rate", r"  transport\.timeout_s +5\.0 s +\w"):
+        assert re.search(f"^{line}", text, re.MULTILINE)
+    assert main(["config", "fake_aloha", "agent.critic"]) == 0
+    assert {line[2:15] for line in capsys.readouterr().out.splitlines()[1:]} == {"agent.critic."}
+
+
+PATIENCE = 60.0  # seconds
+
+
+@pytest.fixture
+def to_descriptor(monkeypatch):
+    def point(descriptor: int) -> None:
+        for name in ("stdout", "stderr"):
+            stream = open(descriptor, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+            monkeypatch.setattr(sys, name, stream)
+
+    return point
+
+
+def prints(lines: int) -> bool:
+    thread = threading.Thread(target=lambda: print_all(lines), daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    return not thread.is_alive()
+
+
+def print_all(lines: int) -> None:
+    with logging_to_stdout(), StatusLine(clock=iter(range(0, 1_000_000, 100)).__next__) as status:
+        for i in range(lines):
+            print(f"line {i} " + "x" * 90, flush=True)
+            status.update("train", {"step": i})
+
+
+def test_a_pipe_without_a_reader_stops_no_thread_and_drops_are_counted(to_descriptor, monkeypatch):
+    monkeypatch.setattr(output, "FLUSH_SECONDS", 0.2)
+    reader, writer = os.pipe()
+    to_descriptor(writer)
+    with background_output() as thread:
+        assert prints(4_000), "a line was waited for"
+        found, printed = os.read(reader, 1 << 20), 8_000
+        while b"were dropped" not in found:  # it goes on once it is read
+            print("once more", flush=True)
+            printed += 1
+            found += os.read(reader, 1 << 20)
+    os.close(writer)
+    found += b"".join(iter(lambda: os.read(reader, 1 << 20), b""))
+    os.close(reader)
+    assert found.startswith(b"line 0 x")
+    notes = re.findall(rb"WARNING: (\d+) lines of output were dropped", found)
+    assert thread.dropped == sum(map(int, notes)) > 1_000
+    assert found.count(b"\n") - len(notes) + thread.dropped == printed  # each line is there or counted
+
+
+@pytest.mark.parametrize("gone", ["EIO", "EPIPE"])
+def test_a_terminal_that_is_gone_raises_nothing(to_descriptor, gone):
+    ours, theirs = pty.openpty() if gone == "EIO" else os.pipe()
+    to_descriptor(theirs)
+    with background_output() as thread:
+        print("seen", flush=True)
+        assert b"seen" in os.read(ours, 100)
+        os.close(ours)
+        with pytest.raises(OSError) as raised:  # noqa: PT011 (its number is looked at)
+            os.write(theirs, b"x")
+        assert errno.errorcode[raised.value.errno] == gone
+        print_all(500)
+        print("more", file=sys.stderr, flush=True)
+    assert thread.dropped == 0  # what cannot be written is not kept
+    os.close(theirs)
+
+
+def test_lines_arrive_whole_in_order_and_before_the_end():
+    """In a process of its own, which leaves by an exit in the block, with a library that prints behind it."""
+    code = """
+import atexit, sys, threading
+from serl_chunk_robot.output import background_output
+kept = []
+atexit.register(lambda: kept[0].write("behind\\n"))
+with background_output():
+    kept.append(sys.stderr)
+    def work(k):
+        for i in range(300):
+            print(k, end=" ")
+            print("line", i, "\\u2713", file=sys.stdout)
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    print("to the other", file=sys.stderr, flush=True)
+    print("unfinished", end="")
+    sys.exit(3)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=PATIENCE,
+        env=os.environ | {"PYTHONIOENCODING": "ascii"}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 3
+    lines = done.stdout.decode().splitlines()
+    for k in range(4):
+        own = [line for line in lines if line.startswith(f"{k} ")]
+        assert own == [rf"{k} line {i} \u2713" for i in range(300)]
+    assert lines[1200:] == ["to the other", "unfinishedbehind"]
+
+
+@pytest.mark.filterwarnings("ignore:os.fork")
+def test_a_forked_process_prints_without_the_thread(to_descriptor):
+    """As a driver's: neither the thread nor what holds its lock is there."""
+    reader, writer = os.pipe()
+    to_descriptor(writer)
+    with background_output() as thread, thread._changed:
+        child = os.fork()
+        if not child:
+            print("of the child", flush=True)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert os.read(reader, 100) == b"of the child\n"
+    os.close(reader)
+    os.close(writer)

@@ -105,15 +105,3 @@ def test_import_fine_tune_export_and_reload_act_alike(mine, tmp_path, capsys):
         {"policy": {"pi0": trained}, "base": {"pi0": base}}, observation, jax.random.key(0), explore=False
     )
     np.testing.assert_allclose(again, acted, atol=1e-6)
-
-
-def test_inspect_says_whose_statistics_there_are(mine, tmp_path, capsys):
-    config = load(mine, []).agent.pi0
-    base = tree.initial(config, jax.random.key(0))
-    trained, frozen = tree.partition(config).split(base)
-    vector = {"mean": [0.0] * 8, "std": [1.0] * 8, "q01": None, "q99": None}
-    export(tmp_path / "openpi", config, trained, frozen, {"franka": {"state": vector, "actions": vector}})
-    assert main(["pi0", "inspect", str(tmp_path / "openpi"), "--robot", "libero"]) == 0
-    assert "for libero: franka" in capsys.readouterr().out
-    assert main(["pi0", "inspect", str(tmp_path / "openpi"), "--robot", "aloha"]) == 1
-    assert "14" in capsys.readouterr().err

@@ -7,14 +7,17 @@ import re
 
 import numpy as np
 import pytest
-from actor_helpers import HumanOnTicks, LineEnv, make_config
+from actor_helpers import SPEC, HumanOnTicks, LineEnv, make_config
 from errors import naming
+from policy_servers import HORIZON, StatePolicy, server_of
 
 from serl_chunk.actor.episode import EpisodeRunner
 from serl_chunk.actor.stats import EpisodeSummary
-from serl_chunk.cli import record
+from serl_chunk.cli import evaluation, record
+from serl_chunk.cli.evaluation import EvaluationOptions, run_evaluation
 from serl_chunk.cli.process import load
 from serl_chunk.cli.record import run_record
+from serl_chunk.config.experiment import ActorConfig
 from serl_chunk.data.formats.hdf5 import read_episode
 from serl_chunk.data.inspect.inspect import inspect as real_inspect
 from serl_chunk.data.inspect.results import Issue
@@ -23,6 +26,7 @@ from serl_chunk.main import main
 from serl_chunk.recording import recording
 from serl_chunk.recording.recording import Demonstration, RecordingTotals
 from serl_chunk.robots.registry import make_env, make_expert
+from serl_chunk.serving import client
 from serl_chunk.types import Amend, ConfigError, DataError, Outcome, Source
 from serl_chunk_robot.devices.base import DeviceError
 
@@ -113,8 +117,7 @@ def test_successes_are_kept_from_the_first_motion_on_and_a_second_run_goes_on(tm
     for e in episodes:
         assert e.end.outcome is Outcome.SUCCESS
         assert e.end.terminated
-        assert set(e.steps.source) == {Source.HUMAN}
-        assert len(e.steps.sparse["images/side"].index) == e.steps.n
+        assert (set(e.steps.source), len(e.steps.sparse["images/side"].index)) == ({Source.HUMAN}, e.steps.n)
         assert e.end.final_observation is not None
     ticks = [e.steps.n for e in episodes]
     line = f"demonstration 1 of 2: {ticks[0]} ticks, {ticks[0] / 10:.1f} s, human 100 %, success by environment"
@@ -152,21 +155,6 @@ def test_a_human_may_fail_as_often_as_it_takes(line):
     assert len(env.seeds) == 41
 
 
-def test_ctrl_c_reports_what_is_kept(line, tmp_path, caplog):
-    class Interrupted(LineEnv):
-        def step(self, action):
-            if len(self.seeds) == 2 and self.tick == 3:
-                raise KeyboardInterrupt
-            return super().step(action)
-
-    caplog.set_level("INFO", "serl_chunk")
-    with pytest.raises(KeyboardInterrupt):
-        line(3, env=Interrupted(length=10, success_at=4))
-    assert len(demos(tmp_path / "d")) == 1
-    assert "1 demonstration recorded in 1 episode" in caplog.text
-    assert "holds 1 of 3 demonstrations, 1 of them new" in caplog.text
-
-
 def test_a_file_that_is_bad_ends_the_recording_and_a_remark_does_not(line, tmp_path, monkeypatch, caplog):
     found = [Issue("remark", "jump", "tick 3 jumps")]
 
@@ -179,16 +167,6 @@ def test_a_file_that_is_bad_ends_the_recording_and_a_remark_does_not(line, tmp_p
     found[:] = [Issue("fault", "frames", "episode_1.hdf5: torn")]
     with pytest.raises(DataError, match=naming("episode_1.hdf5", "torn", "disk")):
         line(2)
-
-
-def test_a_driver_of_your_own_may_be_the_humans(tmp_path, monkeypatch):
-    """HIL-SERL's wrappers let a human in within the environment: no device is named."""
-    env = LineEnv(length=10, success_at=8, human=dict.fromkeys(range(3, 9), np.array([0.5, 0.5], np.float32)))
-    monkeypatch.setattr(record, "make_env", lambda robot: env)
-    monkeypatch.setattr(record, "spec_of", lambda config: env.robot_spec)
-    assert human_run(make_config(), 1, tmp_path) == 0
-    [episode] = demos(tmp_path)
-    assert (episode.steps.n, set(episode.steps.source)) == (6, {Source.HUMAN})
 
 
 def test_the_robot_is_closed_before_the_device_and_also_where_that_cannot_be_opened(line, tmp_path, monkeypatch):
@@ -215,3 +193,43 @@ def test_a_file_that_cannot_be_renamed_does_not_end_the_control_loop(tmp_path, c
     totals.amend(Amend("one", discard=True))
     assert totals.successes == []
     assert "episode_0.hdf5 cannot be renamed (No such file or directory)" in caplog.text
+
+
+pytest.importorskip("websockets")
+
+
+@pytest.fixture
+def policy():
+    return StatePolicy()
+
+
+@pytest.fixture
+def config(policy):
+    with server_of(policy) as server:
+        yield make_config(horizon=HORIZON, actor=ActorConfig(policy=f"openpi://127.0.0.1:{server.port}"))
+
+
+@pytest.fixture
+def closed(monkeypatch):
+    order, close = [], client.PolicyClient.close
+    monkeypatch.setattr(client.PolicyClient, "close", lambda self: (order.append("client"), close(self)))
+
+    class Closing(LineEnv):
+        def close(self):
+            order.append("robot")
+
+    for module in (record, evaluation):
+        monkeypatch.setattr(module, "make_env", lambda *a, **k: Closing(length=9, success_at=5))
+    return order
+
+
+@pytest.mark.parametrize("command", ["evaluation", "record"])
+def test_the_robot_is_closed_before_the_network(command, config, closed, monkeypatch, tmp_path):
+    monkeypatch.setattr(evaluation, "stop_on_signals", lambda stop, how: None)
+    monkeypatch.setattr(record, "spec_of", lambda config: SPEC)
+    monkeypatch.setattr(evaluation, "spec_of", lambda config: SPEC)
+    if command == "evaluation":
+        assert run_evaluation(config, EvaluationOptions((), 1), None) == 0
+    else:
+        assert run_record(config, 1, str(tmp_path), policy="server", noise=None, cameras=()) == 0
+    assert closed == ["robot", "client"]

@@ -57,14 +57,10 @@ def dried(robot, profile, episode, lag=0.02):
     return done
 
 
-@pytest.mark.parametrize(
-    ("profile", "episode", "reason", "joint"),
-    [
-        ("first_day", sine(3, height=0.5), "velocity", 3),
-        ("narrow", sine(0, height=0.3), "limit", 0),
-        ("evaluating", sine(9, height=1.5, seconds=0.4), "velocity", 9),
-    ],
-)
+@pytest.mark.parametrize(("profile", "episode", "reason", "joint"), [
+    ("first_day", sine(3, height=0.5), "velocity", 3), ("narrow", sine(0, height=0.3), "limit", 0),
+    ("evaluating", sine(9, height=1.5, seconds=0.4), "velocity", 9),
+])  # fmt: skip
 def test_what_is_changed_is_named_by_reason_and_joint(robot, profile, episode, reason, joint):
     done = dried(robot, profile, episode)
     assert 0.05 < done.share <= 1
@@ -83,8 +79,7 @@ def test_a_first_target_out_of_reach_stops_the_episode(robot):
     far = sine()
     far.joints[0, 2] -= 0.5
     done = dried(robot, "evaluating", far)
-    assert (done.ticks, done.changed) == (100, 100)
-    assert list(done.stops) == ["no valid command in time (first)"]
+    assert (done.ticks, done.changed, list(done.stops)) == (100, 100, ["no valid command in time (first)"])
 
 
 @pytest.fixture(scope="module")

@@ -133,8 +133,7 @@ def expected(policy, observation, prompt="pick the cube"):
 def test_openpis_client_gets_the_checkpoints_chunks(port, env, policy, config):
     client = openpi.WebsocketClientPolicy("127.0.0.1", port)
     metadata = client.get_server_metadata()
-    assert metadata["robot"] == env.robot_spec.name
-    assert metadata["action_horizon"] == config.chunk.horizon
+    assert (metadata["robot"], metadata["action_horizon"]) == (env.robot_spec.name, config.chunk.horizon)
     for seed in range(3):
         observation = observed(env, seed)
         reply, right = client.infer(aloha(observation)), expected(policy, observation)
@@ -155,29 +154,28 @@ def test_openpis_client_gets_the_checkpoints_chunks(port, env, policy, config):
     assert not np.allclose(other, reply["actions"], atol=1e-5)
 
 
-def test_the_documents_script_runs(port, tmp_path, capsys, config):
+@pytest.fixture
+def script(port, tmp_path) -> Path:
     [text] = re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
     assert "8000" in text
     (tmp_path / "request_chunk.py").write_text(text.replace("8000", str(port)))
-    runpy.run_path(str(tmp_path / "request_chunk.py"))
+    return tmp_path / "request_chunk.py"
+
+
+def test_the_documents_script_runs(script, capsys, config):
+    runpy.run_path(str(script))
     assert capsys.readouterr().out.startswith(f"({config.chunk.horizon}, 14) 5.0 ")
 
 
 @pytest.mark.skipif(
     "SERL_CHUNK_OPENPI" not in os.environ, reason="SERL_CHUNK_OPENPI names no Python with openpi-client"
 )
-def test_the_documents_script_runs_in_openpis_environment(port, tmp_path):
-    [text] = re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
-    (tmp_path / "request_chunk.py").write_text(text.replace("8000", str(port)))
+def test_the_documents_script_runs_in_openpis_environment(script):
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
-        [os.environ["SERL_CHUNK_OPENPI"], "request_chunk.py"],
-        cwd=tmp_path,
-        env=clean,
-        capture_output=True,
-        text=True,
+        [os.environ["SERL_CHUNK_OPENPI"], script.name], cwd=script.parent, env=clean, capture_output=True, text=True,
         timeout=60,
-    )
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert " 5.0 " in done.stdout
 
@@ -193,14 +191,13 @@ def test_a_bad_request_of_openpis_client_names_the_field(port, env):
         client.infer(aloha(observed(env, 0), "a" * 200))
 
 
-@pytest.mark.parametrize("explore", [True])
-def test_padding_changes_nobodys_answer(config, env, policy, explore):
+def test_padding_changes_nobodys_answer(env, policy):
     """Row i of a batch of one size is the same whatever the others are, to the bit; of another size, to rounding."""
     rows = [policy.prepare(observed(env, seed), "pick the cube") for seed in range(4)]
 
     def decide(*chosen):
         policy._decisions = 0
-        return [d.actions for d in policy.decide_each([rows[i] for i in chosen], explore=explore)]
+        return [d.actions for d in policy.decide_each([rows[i] for i in chosen], explore=True)]
 
     whole = decide(0, 1, 2, 3)
     padded = decide(0, 1, 0, 0)
@@ -250,9 +247,6 @@ def test_our_client_is_served_with_a_key(config, run, env):
     ):
         assert client.wait(10)
         assert client.infer(aloha(observed(env, 0)))["actions"].shape == (config.chunk.horizon, 14)
-
-
-# -- flags -----------------------------------------------------------------------------------------------------------
 
 
 ABSENT = dict.fromkeys(("checkpoint_path", "checkpoint_step", "ip", "learner_port", "keys", "actor_id", "api_key"))

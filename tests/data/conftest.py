@@ -22,16 +22,10 @@ TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)
 def spec() -> RobotSpec:
     """A robot of 3 actions whose state is 3 joints (in another order) and 2 further values; 2 cameras."""
     return RobotSpec(
-        name="arm3",
-        control_hz=50.0,
-        state_dim=5,
-        action_low=(-2.0, -1.0, 0.0),
-        action_high=(2.0, 3.0, 1.0),
-        joint_of_action=(2, 0, 1),
-        grippers=(2,),
-        cameras=(CameraSpec("top", 4, 6), CameraSpec("wrist", 3, 3)),
+        name="arm3", control_hz=50.0, state_dim=5, action_low=(-2.0, -1.0, 0.0), action_high=(2.0, 3.0, 1.0),
+        joint_of_action=(2, 0, 1), grippers=(2,), cameras=(CameraSpec("top", 4, 6), CameraSpec("wrist", 3, 3)),
         max_episode_steps=20,
-    )
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="session")

@@ -15,16 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from properties import examples
 
-from serl_chunk.data.convert.convert import convert
-from serl_chunk.data.demos import NoDemosFoundError, content_digest, end_at_first_success, find_demos, load_demos
+from serl_chunk.data.demos import NoDemosFoundError, end_at_first_success, find_demos, load_demos
 from serl_chunk.data.formats import open_episodes
 from serl_chunk.data.formats.episodes import EpisodeFiles
 from serl_chunk.data.formats.hdf5 import read_episode, write_episode
 from serl_chunk.data.frames import Frames, SingleFrame
 from serl_chunk.data.labels import FILE, as_recorded, correction, write_label
-from serl_chunk.data.lerobot.writer import LeRobotSink
 from serl_chunk.data.source import Format, ReadOptions, decode_images
-from serl_chunk.types import ConfigError, DataError, End, Episode, Outcome, SparseRows
+from serl_chunk.types import ConfigError, DataError, End, Episode, Outcome
 
 
 @pytest.fixture
@@ -62,13 +60,10 @@ def test_files_folders_patterns_and_home(folder, spec, make_episode, monkeypatch
         find_demos([folder.parent / "*"], format="episodes", more=[format])
 
 
-@pytest.mark.parametrize(
-    ("name", "named"),
-    [
-        ("  ", ("empty",)), ("{}/*.h5", ("/*.h5",)), ("{}/text", ("/text", "*.hdf5", 2, ".txt")),
-        ("{}/text/a.txt", ("a.txt", "episodes")), ("{}/x.many", ("x.many", "(many)")),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "named"), [
+    ("  ", ("empty",)), ("{}/*.h5", ("/*.h5",)), ("{}/text", ("/text", "*.hdf5", 2, ".txt")),
+    ("{}/text/a.txt", ("a.txt", "episodes")), ("{}/x.many", ("x.many", "(many)")),
+])  # fmt: skip
 def test_a_path_without_demonstrations_is_named(tmp_path, spec, name, named):
     (tmp_path / "text").mkdir()
     for file in ("text/a.txt", "text/b.txt", "x.many"):
@@ -102,55 +97,18 @@ def test_every_content_is_loaded_once_and_frames_are_left_in_their_files(folder,
     assert other.episodes[2].steps.episode_id == other.episodes[2].end.episode_id == ids[2]
 
 
-def as_lerobot(files: Path, folder: Path, spec, codec: str = "png") -> None:
-    pytest.importorskip("pyarrow")
-
-    source = open_episodes(files, ReadOptions(spec=spec))
-    convert(source, source.keys(), LeRobotSink(folder, image_codec=codec, tolerance_s=None), folder, workers=0)
-
-
 TEXTS = {("lift", ""): 1, ("", "lift", "push"): 2}
 
 
 @pytest.mark.parametrize("texts", TEXTS)
-@pytest.mark.parametrize("format", ["files", "lerobot"])
-def test_one_motion_may_show_several_tasks(tmp_path, spec, make_episode, texts, format):
+def test_one_motion_may_show_several_tasks(tmp_path, spec, make_episode, texts):
     files = tmp_path / "files"
     files.mkdir()
     for k, task in enumerate(texts):
         write_episode(files / f"episode_{k}.hdf5", make_episode(spec, 6, episode_id=f"e{k}", task=task), spec)
-    if format == "lerobot":
-        as_lerobot(files, tmp_path / "lerobot", spec)
-    demos = load_demos([tmp_path / format], spec)
+    demos = load_demos([files], spec)
     assert (len(demos.episodes), demos.duplicates) == (TEXTS[texts], len(texts) - TEXTS[texts])
     assert {e.begin.task for e in demos.episodes} == {*texts} - {""}
-
-
-def test_a_copy_in_another_format_is_the_same_demonstration(tmp_path, spec, make_episode):
-    ours, other, light = tmp_path / "ours", tmp_path / "lerobot", tmp_path / "light.hdf5"
-    ours.mkdir()
-    shades = np.linspace(0, 200, 20, dtype=np.uint8)
-
-    def smooth(n: int, seed: int, add: int = 0) -> Episode:
-        episode = make_episode(spec, n, seed=seed)
-        sparse = {
-            key: rows._replace(
-                values=np.broadcast_to((shades[rows.index] + add)[:, None, None, None], rows.values.shape)
-            )
-            for key, rows in episode.steps.sparse.items()
-        }
-        stamp = np.arange(n) / spec.control_hz
-        return episode._replace(steps=dataclasses.replace(episode.steps, sparse=sparse, stamp=stamp))
-
-    for k in range(2):
-        write_episode(ours / f"episode_{k}.hdf5", smooth(6 + k, k), spec)
-    as_lerobot(ours, other, spec, "jpeg")
-    write_episode(light, smooth(6, 0, 50), spec)  # the same motion in another light is another demonstration
-    for paths in ([ours, other, light], [light, other, ours]):
-        demos = load_demos(paths, spec)
-        assert (len(demos.episodes), demos.duplicates) == (3, 2)
-    assert load_demos([ours, other], spec).digest == load_demos([other, ours], spec).digest
-    assert load_demos([ours], spec).duplicates == 0
 
 
 def test_another_robot_its_rate_and_damage_name_the_file(folder, spec, joints_spec):
@@ -247,20 +205,6 @@ def test_a_data_set_gives_its_episodes_with_their_frames_left_where_they_are(tmp
     assert_same(decode_images(cut), end_at_first_success(given["b"])[0])
 
 
-def test_content_digests_tell_everything_but_images(spec, make_episode):
-    one = make_episode(spec, 5, seed=1)
-    changed = lambda **columns: one._replace(steps=dataclasses.replace(one.steps, **columns))  # noqa: E731
-    others = [
-        one._replace(end=one.end._replace(outcome=Outcome.FAILURE)),
-        one._replace(end=one.end._replace(final_observation=None)),
-        changed(action=one.steps.action + 1),
-        changed(stamp=one.steps.stamp + 1),
-    ]
-    assert len({content_digest(e) for e in (one, *others)}) == 5
-    recoloured = changed(sparse={k: SparseRows(r.index, 255 - r.values) for k, r in one.steps.sparse.items()})
-    assert content_digest(one) == content_digest(recoloured)
-
-
 NAMES = [f"episode_{i}.hdf5" for i in range(3)]
 
 
@@ -334,13 +278,10 @@ def test_a_file_that_was_recorded_again_has_no_label(judged, spec, make_episode)
         open_episodes(judged, ReadOptions(spec=spec)).keys()
 
 
-@pytest.mark.parametrize(
-    ("label", "terminated", "reward", "expected"),
-    [
-        ("success", False, 0.0, (Outcome.SUCCESS, True, 1.0)), ("success", True, 3.0, (Outcome.SUCCESS, True, 3.0)),
-        ("failure", True, 1.0, (Outcome.FAILURE, True, 0.0)), ("failure", False, -0.5, (Outcome.FAILURE, False, -0.5)),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("label", "terminated", "reward", "expected"), [
+    ("success", False, 0.0, (Outcome.SUCCESS, True, 1.0)), ("success", True, 3.0, (Outcome.SUCCESS, True, 3.0)),
+    ("failure", True, 1.0, (Outcome.FAILURE, True, 0.0)), ("failure", False, -0.5, (Outcome.FAILURE, False, -0.5)),
+])  # fmt: skip
 def test_what_a_label_means(label, terminated, reward, expected):
     end = End("e", 5, None, terminated, not terminated, Outcome.UNKNOWN, "environment")
     amended = correction(label, end, reward).correct(end)

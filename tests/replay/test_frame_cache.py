@@ -127,23 +127,6 @@ def test_frames_of_another_size_are_refused_when_they_come_and_when_they_change(
         ask(c, 0)
 
 
-@pytest.mark.parametrize(("fraction", "share"), [(0.25, 0.25), (None, 20 / 107)])
-def test_the_share_of_successful_demonstrations_is_as_set_and_uniform_within(fraction, share):
-    replay = build(config(positive_fraction=fraction, demo_fraction=1.0))
-    ends = ["success", "failure", "success", "limit", "failure"]
-    demos = [coded(k, 10 if end == "success" else 30, end, demonstration=True) for k, end in enumerate(ends)]
-    replay.add_demo(*(d.episode() for d in demos))
-    norm, states = replay._preprocess.normaliser, replay.sample(RNG(1), 8_000).observations["state"]
-    drawn = np.rint(states * norm.state_std + norm.state_mean)[:, :2].astype(int)
-    good = np.isin(drawn[:, 0], [0, 2])
-    assert good.mean() == pytest.approx(share, abs=0.03)
-    for members in (drawn[good], drawn[~good]):
-        _, counts = np.unique(members, axis=0, return_counts=True)
-        assert len(counts) == (20 if members[0, 0] in (0, 2) else 30 + 30 + 27)
-        expected = len(members) / len(counts)
-        assert (np.abs(counts - expected) < 6 * np.sqrt(expected)).all()
-
-
 @pytest.mark.parametrize("side", [4, 64])  # below and above what is copied one by one
 def test_frames_are_copied_to_their_places(side):
     images = RNG(0).integers(0, 256, (9, side, side, 3), np.uint8)
@@ -193,18 +176,6 @@ def test_a_frame_that_cannot_be_decoded_is_black_and_reported(caplog, monkeypatc
     assert "camera a: a frame of an actor cannot be decoded, and is black: damaged" in caplog.text
 
 
-@pytest.mark.usefixtures("none_decoded")
-def test_images_of_another_size_are_refused_before_one_is_decoded():
-    replay = build(ENCODED, image_keys=("a", "b"))
-    begin, block, *_ = make(RNG(1), 0, every_frame=True).records(RNG(0))
-    replay.insert("s", begin)
-    rows = block.sparse["images/a"]
-    huge = Encoded(np.broadcast_to(np.uint8(0), (len(rows.values), 4000, 4000, 3)))
-    with pytest.raises(DataError, match=naming("a", huge.shape)):
-        replay.insert("s", dataclasses.replace(block, sparse=block.sparse | {"images/a": rows._replace(values=huge)}))
-    assert Encoded.decoded == 0
-
-
 SMALLER = (CameraSpec("a", 6, 5), CameraSpec("b", 3, 2))  # b as the robot gives it
 
 
@@ -233,17 +204,6 @@ def same_windows(scaled, recorded):
         np.testing.assert_array_equal(now["state"], then["state"])
         np.testing.assert_array_equal(now["images/a"], letterbox(then["images/a"], 6, 5))
         np.testing.assert_array_equal(now["images/b"], then["images/b"])
-
-
-@pytest.mark.parametrize(("files", "cache"), [(False, 0), (True, 1 << 20)])
-def test_demonstrations_are_scaled_in_memory_and_in_files(files, cache):
-    replays = scaled_and_recorded(config(demo_fraction="uniform", frame_cache_bytes=cache))
-    demos = [make(RNG(k), k, demonstration=True, end="success").episode() for k in range(6)]
-    for replay in replays:
-        replay.add_demo(*(lazy(d, final=True) if files else d for d in demos))
-    same_windows(*replays)
-    stats = replays[0].stats()
-    assert (stats["replay/deferred_frames"] > 0) is files
 
 
 def test_frames_of_another_size_change_nothing():

@@ -89,14 +89,11 @@ def kernel(folder, *, meminfo_kib=None, limit=None, current=0, inactive=0):
     return proc, group
 
 
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        ({}, None), ({"meminfo_kib": 2, "limit": "max", "current": 3}, 2048),
-        ({"meminfo_kib": 2, "limit": 1500, "current": 1000}, 500),
-        ({"meminfo_kib": 2, "limit": 1500, "current": 1400, "inactive": 900}, 1000),  # the page cache is given up
-        ({"limit": 1500, "current": 1600}, 0),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("files", "expected"), [
+    ({}, None), ({"meminfo_kib": 2, "limit": "max", "current": 3}, 2048),
+    ({"meminfo_kib": 2, "limit": 1500, "current": 1000}, 500),
+    ({"meminfo_kib": 2, "limit": 1500, "current": 1400, "inactive": 900}, 1000),  # the page cache is given up
+    ({"limit": 1500, "current": 1600}, 0),
+])  # fmt: skip
 def test_available_memory_is_the_least_of_machine_and_control_group(tmp_path, files, expected):
     assert available_bytes(*kernel(tmp_path, **files)) == expected

@@ -155,24 +155,6 @@ def run(tmp_path):
     return Run(tmp_path / "run")
 
 
-def test_the_journal_of_a_run_gives_whole_frames(run):
-    slow = Slow(length=20)
-    with run.opened():
-        for record in slow.blocks():
-            run.put("s", record)
-    read = RunSource(run.path).read("s/e0")
-    assert sorted(read.steps.sparse) == ["human_dims", "images/a", "images/b"]
-    same(read, slow.episode())
-    for key, every in zip(KEYS, slow.every, strict=True):
-        rows = read.steps.sparse[f"images/{key}"]
-        assert rows.index.tolist() == list(range(20))
-        files = {id(rows.values._pieces[at]) for at in rows.values._at}
-        assert len(files) == -(-20 // every)
-    replay = refilled(run)
-    assert replay.stats()["replay/online_frames"] == slow.pictures
-    same(read_held(replay, "s", "e0"), read)
-
-
 def refilled(run):
     """A replay of what a run's journal has."""
     replay = build(config(), image_keys=KEYS)

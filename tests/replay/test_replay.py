@@ -1,26 +1,34 @@
 """Records of sessions become episodes: ends, corrections, silence, what is refused; and who leaves a full store."""
 
 import dataclasses
+import itertools
+import threading
 
 import numpy as np
 import pytest
-from coded_episodes import LIMIT, Checker, config, feed
-from coded_replay import RNG, build, coded, windows
+from coded_episodes import LIMIT, Checker, config, feed, make
+from coded_replay import RNG, build, coded, reading, windows
+from deferred_episodes import lazy
 from errors import naming
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from properties import examples
 
+from serl_chunk.data.prompts import ByteTokenizer, Prompts
+from serl_chunk.learner.offline_data import InitialData, OfflineData
 from serl_chunk.replay.episode import accelerations, human_segments
-from serl_chunk.replay.replay import DEMO_SESSION
+from serl_chunk.replay.replay import BatchLoader, Request
 from serl_chunk.replay.windows import IndexSet
 from serl_chunk.runs.report.panels import REPLAY
 from serl_chunk.types import (
+    PROMPT,
+    PROMPT_MASK,
     Amend,
     Begin,
     ConfigError,
     DataError,
     End,
+    Episode,
     Outcome,
     RobotSpec,
     Source,
@@ -122,35 +130,6 @@ def test_steps_that_repeat_or_skip_and_arrays_of_another_robot_are_refused():
         replay.insert("s", Begin("e1"))
 
 
-def test_records_of_episodes_not_held_are_counted():
-    episode = coded()
-    replay = build(config())
-    orphans = [*episode.records(RNG(0))[1:], Amend("e0", discard=True)]
-    assert [replay.insert("s", record).steps for record in orphans] == [0] * len(orphans)
-    stats = replay.stats()
-    assert (stats["replay/orphan_steps"], stats["replay/steps"]) == (12, 0)
-    assert stats["replay/orphan_records"] == len(orphans)
-    replay.insert("s", Begin("empty"))
-    replay.insert("s", End("empty", 0, None, False, True, Outcome.UNKNOWN))
-    assert replay.stats()["replay/empty_episodes"] == 1
-    assert replay.episodes() == []
-
-
-def test_inserted_arrays_may_be_reused_by_the_caller():
-    cfg = config(demo_fraction="uniform")
-    episode = coded(end="limit")
-    replay = build(cfg, image_keys=("a", "b"))
-    for record in episode.records(RNG(0)):
-        replay.insert("s", record)
-        if isinstance(record, StepBlock):
-            for array in (*record.observation.values(), record.action, *(r.values for r in record.sparse.values())):
-                array[...] = 0
-        elif isinstance(record, End):
-            for array in record.final_observation.values():
-                array[...] = 0
-    windows(replay, Checker([episode], cfg))
-
-
 def test_episode_figures():
     episode = coded(length=6, end="failure")
     episode.source[:] = [0, 1, 1, 2, 0, 0]
@@ -169,20 +148,6 @@ def test_episode_figures():
     assert stats.decisions == ((0.25, 1 / 2 + 2 / 4 + 3 / 8 + last / 16), (0.75, last))
 
 
-@pytest.mark.parametrize(
-    ("end", "lost", "known"),
-    [("failure", {}, range(6)), ("limit", {}, ()), ("success", {3: 100}, range(4, 6))],  # none across a gap
-)
-def test_a_return_is_realised_where_the_task_terminated(end, lost, known):
-    replay = build(config(scale=1.0, offset=0.0))
-    online = coded(2, 6, end, lost=lost)
-    begin, *_, last = online.records(RNG(0))
-    steps = [online.step(t)._replace(decision={"q": np.float32(t)}) for t in range(6)]
-    for record in (begin, StepBlock.from_steps("e2", steps), last):
-        replay.insert("s", record)
-    assert [q for q, g in replay.finished[0].decisions if g is not None] == [*known]
-
-
 def test_eviction_is_whole_oldest_first_and_spares_open_episodes():
     cfg = config(capacity=60, demo_fraction="uniform")
     replay = build(cfg)
@@ -197,19 +162,6 @@ def test_eviction_is_whole_oldest_first_and_spares_open_episodes():
     assert windows(replay, checker) == checker.windows()
 
 
-def test_open_episodes_go_only_when_nothing_else_is_left():
-    replay = build(config(capacity=LIMIT + 1))
-    first, second = coded(0, 30, session="a"), coded(1, 30, session="b")
-    for record in first.records(RNG(0))[:-1]:
-        replay.insert("a", record)
-    for record in second.records(RNG(0)):
-        replay.insert("b", record)
-    replay.insert("a", first.end_record())
-    assert replay.episodes() == [("b", "e1")]
-    stats = replay.stats()
-    assert (stats["replay/dropped_open_episodes"], stats["replay/orphan_records"]) == (1, 1)
-
-
 def test_an_episode_longer_than_the_ring_is_dropped_whole():
     replay = build(config(capacity=LIMIT + 1))
     feed(replay, [coded(0, 60)], RNG(0))
@@ -221,28 +173,12 @@ def test_an_episode_longer_than_the_ring_is_dropped_whole():
     assert replay.ready.windows > 0
 
 
-def test_demonstrations_are_never_evicted_and_more_than_fit_are_refused():
-    replay = build(config(demo_capacity=30, capacity=LIMIT + 1))
-    demos = [coded(k, 12, demonstration=True).episode() for k in range(3)]
-    with pytest.raises(ConfigError, match=naming(39, "replay.demo_capacity", 30)):
-        replay.add_demo(*demos)
-    assert replay.ready.demo == 0  # nothing was added
-    replay.add_demo(*demos[:2])
-    with pytest.raises(ConfigError, match=naming(39, "replay.demo_capacity", 30)):
-        replay.add_demo(demos[2])
-    feed(replay, [coded(k, 30) for k in range(10, 20)], RNG(0))
-    assert [key for key in replay.episodes() if key[0] == DEMO_SESSION] == [(DEMO_SESSION, "e0"), (DEMO_SESSION, "e1")]
-
-
-@pytest.mark.parametrize(
-    ("values", "cameras", "named"),
-    [
-        ({"capacity": LIMIT}, (), ("replay.capacity", LIMIT, LIMIT + 1)),
-        ({"image_capacity": LIMIT}, ("a",), ("replay.image_capacity", LIMIT, LIMIT + 1)),
-        ({"image_capacity": LIMIT + 1}, ("a",), ("replay.image_capacity", 42, 41)),  # of demonstrations
-        ({}, ("top",), ("coded", "top", "a, b")),
-    ],
-)
+@pytest.mark.parametrize(("values", "cameras", "named"), [
+    ({"capacity": LIMIT}, (), ("replay.capacity", LIMIT, LIMIT + 1)),
+    ({"image_capacity": LIMIT}, ("a",), ("replay.image_capacity", LIMIT, LIMIT + 1)),
+    ({"image_capacity": LIMIT + 1}, ("a",), ("replay.image_capacity", 42, 41)),  # of demonstrations
+    ({}, ("top",), ("coded", "top", "a, b")),
+])  # fmt: skip
 def test_capacities_and_cameras_that_are_refused(values, cameras, named):
     with pytest.raises(ConfigError, match=naming(*named)):
         build(config(**values), image_keys=cameras).add_demo(
@@ -251,11 +187,6 @@ def test_capacities_and_cameras_that_are_refused(values, cameras, named):
 
 
 P, U, H = Source.POLICY, Source.HUMAN, Source.HOLD
-
-
-def test_segments_go_on_through_idle_ticks_but_do_not_start_on_them():
-    np.testing.assert_array_equal(human_segments(np.array([P, H, U, U, H, U, H, P, H, P, U])), [[2, 7], [10, 11]])
-    assert human_segments(np.array([P, H, H])).shape == (0, 2)
 
 
 def test_a_robot_that_waits_for_its_chunk_is_not_a_humans():
@@ -297,23 +228,183 @@ def actions(*jumps: tuple[int, int, float]) -> np.ndarray:
     return out
 
 
-@pytest.mark.parametrize(
-    ("jumps", "gaps", "seam", "others"),
-    [
-        ([(5, 0, 0.2)], [], 20.0, 0.0),  # it is taken over
-        ([(5, 0, 0.1), (15, 0, 0.4)], [], 10.0, 40.0),
-        ([(5, 1, 0.2), (5, 2, 0.2)], [], 0.0, 0.0),  # a velocity, and a gripper
-        ([(5, 0, 0.2)], [5], 0.0, 0.0),  # in the middle of a gap
-    ],
-)
+@pytest.mark.parametrize(("jumps", "gaps", "seam", "others"), [
+    ([(5, 0, 0.2)], [], 20.0, 0.0),  # it is taken over
+    ([(5, 0, 0.1), (15, 0, 0.4)], [], 10.0, 40.0),
+    ([(5, 1, 0.2), (5, 2, 0.2)], [], 0.0, 0.0),  # a velocity, and a gripper
+    ([(5, 0, 0.2)], [5], 0.0, 0.0),  # in the middle of a gap
+])  # fmt: skip
 def test_the_largest_change_of_speed_at_seams_and_elsewhere(jumps, gaps, seam, others):
     found = accelerations(actions(*jumps), np.array([[5, 12]]), np.array(gaps, np.int64), SPEC)
     assert found == pytest.approx((seam, others), abs=1e-3)
 
 
-def test_without_seams_or_joints_there_is_nothing_to_report():
-    none = np.empty(0, np.int64)
-    assert accelerations(actions((5, 0, 0.1)), none.reshape(0, 2), none, SPEC) == pytest.approx((None, 10.0))
-    twists = dataclasses.replace(SPEC, joint_of_action=(-1,) * 3)
-    assert accelerations(actions(), np.array([[5, 12]]), none, twists) == (None, None)
-    assert accelerations(actions()[:2], np.array([[0, 1]]), none, SPEC) == (None, None)
+EPISODES, SHARDS = 8, 6
+
+
+def shard(number: int) -> list:
+    """Its episodes are numbered from `16 * number` on."""
+    rng = RNG(number)
+    return [make(rng, 16 * number + k, demonstration=True) for k in range(EPISODES)]
+
+
+def test_a_failure_in_a_later_shard_counts_from_then_on():
+    def part(number: int, outcome: Outcome) -> list[Episode]:
+        episodes = episodes_of(shard(number))
+        return [e._replace(end=e.end._replace(outcome=outcome)) for e in episodes]
+
+    parts = iter([part(0, Outcome.SUCCESS), part(1, Outcome.FAILURE), part(2, Outcome.SUCCESS)])
+
+    class Shards:
+        take = staticmethod(lambda: next(parts))
+        advance = staticmethod(lambda: True)
+        close = staticmethod(lambda: None)
+
+    replay = build(config(demo_fraction=1.0), image_keys=("a", "b"))
+    data = OfflineData(replay, InitialData([], Shards()), seek=None, seen=lambda episodes: None)
+    found = [data.has_failures]
+    for _ in range(2):
+        data.advance(1)
+        found.append(data.has_failures)
+    assert found == [False, True, True]
+
+
+def test_no_batch_mixes_two_shards_and_the_pool_does_not_grow():
+    most = max(sum(e.length + 1 for e in shard(k)) for k in range(SHARDS))
+    replay = build(config(demo_fraction=1.0, demo_capacity=most))
+    shards = [episodes_of(shard(k)) for k in range(SHARDS)]
+    replay.replace_demos(shards[0])
+    loader = BatchLoader(replay, RNG(0), prefetch=2)
+    done, seen = threading.Event(), []
+
+    def turn():
+        for k in itertools.takewhile(lambda _: not done.is_set(), itertools.count()):
+            replay.replace_demos(shards[k % SHARDS])
+
+    writer = threading.Thread(target=turn)
+    writer.start()
+    while len(seen) < 40 or (len(set(seen)) == 1 and len(seen) < 2_000):
+        number = loader.next(Request("critic", 4, 64))["critic"].observations["state"][..., 0].astype(int) * 2 + 8
+        (one,) = set((number // 16).ravel().tolist())
+        seen.append(one)
+        assert replay.stats()["replay/demo_rows"] <= most
+    done.set()
+    writer.join()
+    loader.close()
+    assert len(set(seen)) > 1
+    assert replay._partitions.storage.row_slots.used == replay.stats()["replay/demo_rows"]
+
+
+def test_what_does_not_fit_leaves_the_old_ones_in_place():
+    replay = build(config(demo_capacity=60))
+    replay.replace_demos([coded(0, 30, demonstration=True).episode()])
+    replay.replace_demos([coded(1, 40, demonstration=True).episode()])  # not both: the old one leaves first
+    before = replay.episodes()
+    with pytest.raises(ConfigError, match=naming(82, "replay.demo_capacity", 60)):
+        replay.replace_demos([coded(k, 40, demonstration=True).episode() for k in (2, 3)])
+    twice = coded(4, 5, demonstration=True).episode()
+    with pytest.raises(DataError, match=naming("e4")):
+        replay.replace_demos([twice, twice])
+    assert replay.episodes() == before
+    assert replay.ready.demo == 37
+
+
+def test_balance_is_checked_at_the_first_shard_and_a_later_one_may_lack_a_kind():
+    good, bad = (coded(k, 12, end, demonstration=True).episode() for k, end in ((1, "success"), (2, "failure")))
+    cfg = config(demo_fraction=1.0, positive_fraction=0.5)
+    for demos, named in (([bad], "1 failure"), ([], "none")):
+        with pytest.raises(DataError, match=naming("replay.positive_fraction", 0.5, named)):
+            build(cfg).replace_demos(demos)
+    replay = build(cfg)
+    replay.replace_demos([good, bad])
+    for alone in (good, bad):
+        replay.replace_demos([alone])
+        assert set(replay.sample(RNG(0), 50).observations["state"][:, 0] * 2 + 8) == {1.0 if alone is good else 2.0}
+    replay.replace_demos([good, bad])
+    share = (replay.sample(RNG(0), 2_000).observations["state"][:, 0] * 2 + 8 == 1).mean()
+    assert share == pytest.approx(0.5, abs=0.05)
+
+
+def test_images_that_are_still_in_files_are_refused_where_they_are_used():
+    files = lazy(coded(0, 10, demonstration=True).episode())
+    seeing, blind = build(config(), image_keys=("a",)), build(config())
+    with pytest.raises(DataError, match=naming("e0", "agent.image_keys", "demo_path")):
+        seeing.replace_demos([files])
+    assert seeing.episodes() == []
+    blind.replace_demos([files])
+    assert len(blind.episodes()) == 1
+
+
+def episodes_of(coded_ones) -> list[Episode]:
+    return [e.episode() for e in coded_ones]
+
+
+OWN, LENGTH = "own task", 16
+PROMPTS = Prompts(ByteTokenizer(), LENGTH)
+
+
+def text_of(number: int) -> str:
+    """Every sixth episode has no text of its own."""
+    return "" if number % 6 == 0 else f"task {number % 5}"
+
+
+def records(episode, rng):
+    begin, *rest = episode.records(rng)
+    return [begin._replace(task=text_of(episode.number)), *rest]
+
+
+def episode_of(number, **kw):
+    whole = coded(number, demonstration=True, **kw).episode()
+    return whole._replace(begin=whole.begin._replace(task=text_of(number)))
+
+
+def check(replay, n=500):
+    """Both observations of every window have the text of the episode that their state names; returns the episodes."""
+    batch = replay.sample(RNG(0), n)
+    mean, std = np.array([8, -4, 2]), np.array([2, 0.5, 4])
+    for observation in (batch.observations, batch.next_observations):
+        tokens, mask = observation[PROMPT], observation[PROMPT_MASK]
+        assert (tokens.shape, tokens.dtype, mask.shape, mask.dtype) == ((n, LENGTH), np.int32, (n, LENGTH), np.bool_)
+        numbers = np.rint((observation["state"] * std + mean)[:, 0]).astype(int).tolist()
+        for number, row, shown in zip(numbers, tokens, mask, strict=True):
+            expected = PROMPTS(text_of(number) or OWN)
+            np.testing.assert_array_equal(row, expected[0])
+            np.testing.assert_array_equal(shown, expected[1])
+    return set(numbers)
+
+
+def test_texts_are_mixed_and_stay_with_their_episodes_while_others_leave():
+    rng = RNG(1)
+    replay = build(reading(LENGTH, OWN, capacity=150, human_capacity=60))
+    replay.add_demo(*(episode_of(1000 + i) for i in range(4)))
+    for i in range(60):  # several times round the ring, with interventions that are kept
+        episode = coded(i, end=("success", "limit", "died")[i % 3])
+        if i % 4 == 0:
+            episode.source[3:6] = Source.HUMAN
+        for record in records(episode, rng):
+            replay.insert("s", record)
+        check(replay, 60)
+    seen = check(replay)
+    assert {1000, 1001, 1002, 1003} < seen
+    assert replay.stats()["replay/kept_for_interventions"] > 0
+    assert replay.stats()["replay/evicted_episodes"] > 0
+    assert replay.stats()["replay/tasks"] == 6
+
+
+def test_shards_bring_their_texts():
+    replay = build(reading(LENGTH, OWN, windows="qc", terminal_windows="drop"))
+    for start in (0, 10, 20):
+        replay.replace_demos([episode_of(start + i) for i in range(5)])
+        assert check(replay) == {*range(start, start + 5)}
+
+
+def test_a_text_that_is_too_long_is_refused_and_nothing_is_kept():
+    replay = build(reading(LENGTH, OWN))
+    text = "a text of more than sixteen bytes"
+    with pytest.raises(DataError, match=naming("e9", text, 34, LENGTH)):
+        replay.insert("s", Begin("e9", task=text))
+    whole = episode_of(3)
+    with pytest.raises(DataError, match=naming("e3", text, 34, LENGTH)):
+        replay.add_demo(whole._replace(begin=whole.begin._replace(task=text)))
+    assert replay.episodes() == []
+    replay.insert("s", Begin("e10", task="short"))

@@ -4,14 +4,19 @@ import dataclasses
 
 import numpy as np
 import pytest
-from coded_episodes import SPEC, config, feed, make, normaliser, preprocess
-from coded_replay import RNG, build, coded
+from coded_episodes import LIMIT, SPEC, Checker, Coded, config, feed, make, normaliser, preprocess
+from coded_replay import RNG, build, coded, windows
 from errors import naming
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from properties import examples
 
 from serl_chunk.config.agents.acfql import AcfqlConfig
+from serl_chunk.config.agents.acrlpd import AcrlpdConfig
+from serl_chunk.config.agents.gripper import SacGripperConfig
 from serl_chunk.data.preprocess import Preprocess
-from serl_chunk.replay.replay import BatchLoader, Replay, Request
-from serl_chunk.types import DataError, Source
+from serl_chunk.replay.replay import DEMO_SESSION, BatchLoader, Replay, Request
+from serl_chunk.types import Amend, ConfigError, DataError, Outcome, Source, StepBlock
 
 
 @pytest.mark.parametrize("demonstration", [False, True])
@@ -30,21 +35,6 @@ def test_an_empty_half_gives_its_share_and_says_so(demonstration):
     if demonstration:
         feed(replay, [coded(1)], RNG(0))
         assert replay.empty_half is None
-
-
-def test_a_seed_reproduces_batches_and_they_never_change_afterwards():
-    batches = []
-    for wrapped in (False, True):
-        replay = build(config(capacity=200, image_capacity=150), image_keys=("a",))
-        replay.add_demo(coded(1000, demonstration=True).episode())
-        feed(replay, [make(RNG(k), k, every_frame=True) for k in range(10)], RNG(0))
-        batches.append(replay.sample(RNG(9), 32, updates=3))
-        for k in range(20, 50 if wrapped else 20):  # several times round the ring
-            feed(replay, [make(RNG(k), k, every_frame=True)], RNG(0))
-            replay.sample(RNG(1), 64)
-    for a, b in zip(*batches, strict=True):
-        for x, y in zip(*(v.values() if isinstance(v, dict) else [v] for v in (a, b)), strict=True):
-            np.testing.assert_array_equal(x, y)
 
 
 def test_actions_outside_of_model_space_are_counted_where_episodes_come_in():
@@ -215,3 +205,279 @@ def test_a_batch_without_next_observations_has_all_else_and_reads_no_frame_of_th
         np.testing.assert_array_equal(value, whole.observations[name])
     for name in ("actions", "rewards", "mask", "discount_n", "bc_weight"):
         np.testing.assert_array_equal(getattr(batch, name), getattr(whole, name))
+
+
+def adjacent(horizon=4, critic_horizon=None, return_steps=None, **kw):
+    return config(horizon, critic_horizon, return_steps, windows="qc", terminal_windows="drop", **kw)
+
+
+def decode(replay, cfg, sequence, *, size=3_000):
+    """Check windows against `sequence`, (episode, tick) as they neighbour each other; returns the starts seen."""
+    h, r = cfg.chunk.carried, cfg.chunk.returned
+    place = {(e.number, t): p for p, (e, t) in enumerate(sequence)}
+    norm, batch, seen = normaliser(h), replay.sample(RNG(1), size), set()
+    state = batch.observations["state"] * norm.state_std + norm.state_mean
+    after = batch.next_observations["state"] * norm.state_std + norm.state_mean
+    executed = batch.actions * norm.scale + norm.centre
+    executed[..., 1] += state[:, None, 1]
+    scale, offset, failure = cfg.reward.scale, cfg.reward.offset, cfg.reward.failure_reward
+    for b in range(size):
+        p = place[int(state[b, 0]), int(state[b, 1])]
+        seen.add(p)
+        rows = sequence[p : p + max(h, r)]
+        np.testing.assert_array_equal(executed[b], [[e.number, t] for e, t in rows[:h]])
+        failed = [e.outcome == Outcome.FAILURE and e.terminated and t == e.length - 1 for e, t in rows]
+        paid = [failure if f else e.reward(t) * scale + offset for (e, t), f in zip(rows, failed, strict=True)]
+        np.testing.assert_array_equal(batch.rewards[b], paid[:r])
+        assert batch.mask[b] == (not any(e.terminated and t == e.length - 1 for e, t in rows[:r]))
+        e, t = rows[0]
+        same = [all(f is e and s == t + k for k, (f, s) in enumerate(rows[: i + 1])) for i in range(len(rows))]
+        np.testing.assert_array_equal(batch.valid[b], same[:h])
+        assert batch.weight[b] == same[r - 1]
+        e, t = rows[r - 1]
+        end = t + 1 if e.has_final else min(t + 1, e.length - 1)
+        np.testing.assert_array_equal(after[b], [e.number, end, e.number + 2 * end])
+    np.testing.assert_array_equal(batch.discount_n, cfg.discount**r)
+    return seen
+
+
+def in_order(episodes):
+    return [(e, t) for e in episodes for t in range(e.last()) if not {t, t + 1} & e.lost.keys()]
+
+
+@pytest.mark.parametrize(("horizon", "critic", "returned"), [(1, None, 5), (2, 5, 6)])
+def test_neighbours_of_demonstrations_and_online_steps_as_one_buffer(horizon, critic, returned):
+    cfg = adjacent(horizon, critic, returned, demo_fraction="uniform")
+    replay = build(cfg)
+    demos = [make(RNG(k), 100 + k, demonstration=True, gaps=True) for k in range(3)]
+    episodes = [make(RNG(k), k, gaps=True) for k in range(6)]
+    replay.add_demo(*(d.episode() for d in demos))
+    feed(replay, episodes, RNG(0))
+    sequence = in_order(demos + episodes)
+    starts = len(sequence) - max(horizon, cfg.chunk.returned) + 1
+    assert decode(replay, cfg, sequence) == set(range(starts))
+    assert replay.ready.windows == starts
+
+
+@pytest.mark.parametrize("human", [False, True])
+def test_a_wrapped_store_has_no_seam_and_follows_corrections(human):
+    cfg = adjacent(capacity=3 * LIMIT, demo_fraction=0.0)
+    replay = build(cfg)
+    episodes = [make(RNG(k), k, human=human) for k in range(30)]
+
+    def kept():
+        online = replay.episodes()[: int(replay.stats()["replay/online_episodes"])]
+        return [e for e in episodes if ("s", e.episode_id) in online]
+
+    for e in episodes:
+        begin, *steps = e.records(RNG(0))
+        replay.insert("s", begin)
+        for record in steps:
+            replay.insert("s", record)
+            replay.close_session("s")  # it fell silent, and comes back
+        if replay.ready.online:
+            decode(replay, cfg, in_order(kept()), size=50)
+    stats = replay.stats()
+    assert (stats["replay/human_episodes"] > 0) == human
+    assert stats["replay/evicted_episodes"] + stats["replay/kept_for_interventions"] > 20
+    held = kept()
+    gone, changed = held[0], held[-1]
+    replay.insert("s", Amend(gone.episode_id, discard=True))
+    changed.terminated, changed.outcome = True, Outcome.SUCCESS  # its last step reached the success after all
+    replay.insert("s", Amend(changed.episode_id, Outcome.SUCCESS, "operator", True))
+    decode(replay, cfg, in_order(held[1:]))
+
+
+def test_open_episodes_of_several_robots_are_not_glued_together():
+    cfg = adjacent(2, demo_fraction=0.0)
+    replay = build(cfg)
+    slow, fast = coded(0, 20, session="a"), coded(1, 20, session="b")
+    for e in (slow, fast):
+        replay.insert(e.session, e.records(RNG(0))[0])
+    for t in range(10):
+        for e in (slow, fast):
+            replay.insert(e.session, StepBlock.from_steps(e.episode_id, [e.step(t)]))
+        if t > 1:  # the newest step of each waits for what follows it
+            assert decode(replay, cfg, [(e, k) for e in (slow, fast) for k in range(t)], size=100) == set(
+                range(2 * t - 1)
+            )
+
+
+def test_without_bc_on_all_the_weights_of_imitation_are_those_of_the_steps():
+    everything, some = (build(adjacent(demo_fraction="uniform"), bc_on=on) for on in ("all", "+successes"))
+    for replay in (everything, some):
+        feed(replay, [coded(0, end="limit"), coded(1, end="success")], RNG(0))
+    batch = everything.sample(RNG(0), 200)
+    np.testing.assert_array_equal(batch.bc_weight, batch.valid)
+    batch = some.sample(RNG(0), 200)
+    number = batch.observations["state"][:, 0] * 2 + 8
+    np.testing.assert_array_equal(batch.bc_weight, batch.valid * (number == 1)[:, None])
+    assert 0 < batch.bc_weight.mean() < 1
+
+
+@pytest.mark.parametrize(("end", "apart", "joined"), [("success", 0, True), ("limit", 0, False), ("success", 1, False)])
+def test_a_demonstration_goes_on_in_one_that_begins_in_the_state_in_which_it_succeeded(end, apart, joined):
+    first, second = coded(0, 4, end, demonstration=True).episode(), coded(1, 4, demonstration=True).episode()
+    second.steps.observation["state"][0] = first.end.final_observation["state"] + apart
+    replay = build(adjacent(4, demo_fraction="uniform"))
+    replay.add_demo(first, second)
+    batch = replay.sample(RNG(0), 200)
+    tick = (batch.observations["state"] * normaliser(4).state_std + normaliser(4).state_mean)[:, 1]
+    across = np.isin(tick, [1, 2, 3]) & (
+        batch.observations["state"][:, 0] == normaliser(4).observe(first.steps.observation["state"])[0, 0]
+    )
+    assert across.any()
+    np.testing.assert_array_equal(batch.weight[across], float(joined))
+
+
+def test_what_it_cannot_do_is_refused():
+    with pytest.raises(ConfigError, match=naming("replay.windows", "qc", "agent.image_keys", "a, b")):
+        build(adjacent(), image_keys=tuple(c.name for c in SPEC.cameras))
+    with pytest.raises(ConfigError, match=naming("replay.positive_fraction", 0.5, "replay.windows", "qc")):
+        build(adjacent(positive_fraction=0.5))
+
+
+WINDOWS = 100_000
+BATCH = 4_000
+BOTH = ("a", "b")
+RESTRICTING = ("demo+interventions", "+successes", "interventions")  # the policy's part of an online episode is not
+# Its penalty asks for the action before a window.
+COUNTING = AcrlpdConfig(gripper=SacGripperConfig(choices=(-1.0, 1.0), penalty=-0.5))
+
+
+def draw_all(replay, checker, rng, total=WINDOWS):
+    """Check `total` windows; returns which were seen."""
+    return set.union(*(checker.check(replay.sample(rng, BATCH)) for _ in range(total // BATCH)))
+
+
+def online(rng, count, **kw):
+    return [make(rng, i, session=f"s{i % 3}", **{"gaps": True, **kw}) for i in range(count)]
+
+
+def demonstrations(rng, count, **kw):
+    return [make(rng, 1000 + i, demonstration=True, session=DEMO_SESSION, gaps=True, **kw) for i in range(count)]
+
+
+@pytest.mark.parametrize("agent", [None, COUNTING])
+def test_wrapped_ring_keeps_the_newest_whole_episodes(agent):
+    rng = RNG(1)
+    cfg = config(capacity=600, image_capacity=550, demo_fraction="uniform")
+    if agent is not None:
+        cfg = dataclasses.replace(cfg, agent=agent, chunk=dataclasses.replace(cfg.chunk, critic_horizon=None))
+    episodes = online(rng, 300, human=False)
+    replay = build(cfg, image_keys=BOTH)
+    feed(replay, episodes, rng)
+    held = {key[1] for key in replay.episodes()}
+    checker = Checker([e for e in episodes if e.episode_id in held], cfg)
+    assert draw_all(replay, checker, rng) == checker.windows()
+    stats = replay.stats()
+    assert stats["replay/evicted_episodes"] > 200
+    assert stats["replay/online_rows"] <= 600
+    assert stats["replay/online_frames"] <= 2 * 550
+
+
+def test_intervened_episodes_live_on_in_the_human_store():
+    rng = RNG(2)
+    cfg = config(capacity=400, human_capacity=500, demo_fraction="uniform", max_image_age=1)
+    episodes = online(rng, 200, shared=True)
+    replay = build(cfg, image_keys=BOTH)
+    feed(replay, episodes, rng)
+    stats = replay.stats()
+    assert stats["replay/kept_for_interventions"] > 20
+    assert 0 < stats["replay/human_rows"] <= 500
+    keys = [key[1] for key in replay.episodes()]
+    current, kept = keys[: int(stats["replay/online_episodes"])], keys[int(stats["replay/online_episodes"]) :]
+    checker = Checker([e for e in episodes if e.episode_id in keys], cfg)
+    retired = {e.number for e in episodes if e.episode_id in kept}
+    sources = {e.number: e.source for e in episodes}
+    expected = {(k, t) for k, t in checker.windows() if k not in retired or sources[k][t] == Source.HUMAN}
+    assert len(current) + len(kept) == len(keys)
+    assert draw_all(replay, checker, rng) == expected
+
+
+def test_amended():
+    rng = RNG(4)
+    cfg = config(max_image_age=2, demo_fraction="uniform")
+    episodes = online(rng, 80, shared=True)
+    replay = build(cfg, image_keys=BOTH)
+    feed(replay, episodes, rng)
+    kept = []
+    for i, e in enumerate(episodes):
+        kind = i % 5
+        if kind == 0:
+            replay.insert(e.session, Amend(e.episode_id, discard=True))
+            continue
+        kept.append(e)
+        if kind == 1:  # a late success label: terminal windows appear, policy steps are imitated
+            e.terminated, e.outcome, e.last_reward = True, Outcome.SUCCESS, 16.0
+            replay.insert(e.session, Amend(e.episode_id, Outcome.SUCCESS, "operator", True, 16.0))
+        elif kind == 2:  # not an end after all: terminal windows go
+            e.terminated, e.outcome = False, Outcome.UNKNOWN
+            replay.insert(e.session, Amend(e.episode_id, Outcome.UNKNOWN, "operator", False))
+        elif kind == 3:
+            e.outcome = Outcome.FAILURE
+            replay.insert(e.session, Amend(e.episode_id, Outcome.FAILURE, "classifier"))
+    checker = Checker(kept, cfg)
+    assert draw_all(replay, checker, rng) == checker.windows()
+    assert replay.stats()["replay/discarded_episodes"] == 16
+
+
+@pytest.mark.parametrize("bc_on", ["all", "demo", *RESTRICTING])
+@pytest.mark.parametrize(("horizon", "critic"), [(5, 5), (1, 1)])
+def test_each_number_is_imitated_by_who_commanded_it_and_terminal_windows_may_be_dropped(bc_on, horizon, critic):
+    rng = RNG(7)
+    cfg = config(horizon, critic, terminal_windows="drop", demo_fraction="uniform")
+    demos, episodes = demonstrations(rng, 20, shared=True), online(rng, 40, shared=True)
+    replay = build(cfg, image_keys=("b",), bc_on=bc_on)
+    replay.add_demo(*(e.episode() for e in demos))
+    feed(replay, episodes, rng)
+    checker, seen = Checker(demos + episodes, cfg, image_keys=("b",), bc_on=bc_on), set()
+    for _ in range(5):
+        batch = replay.sample(rng, BATCH)
+        assert batch.valid[:, :critic].all()  # drop: every window is full
+        assert (batch.bc_dims is None) == (bc_on not in RESTRICTING)
+        if batch.bc_dims is not None:
+            assert (batch.bc_dims.dtype, batch.bc_dims.shape) == (np.float32, (BATCH, horizon, 2))
+        seen |= checker.check(batch)
+    assert seen == checker.windows()
+
+
+P, U, H, S, R = Source.POLICY, Source.HUMAN, Source.HOLD, Source.SCRIPTED, Source.RANDOM
+EVERY = [set(range(LIMIT + 1)) for _ in SPEC.cameras]
+
+
+@settings(max_examples=examples(30), deadline=None)
+@given(
+    sources=st.lists(
+        st.lists(st.sampled_from([P, P, P, U, U, H, S, R]), min_size=1, max_size=24), min_size=1, max_size=4
+    ),
+    ends=st.lists(st.sampled_from(["success", "failure", "limit", "died"]), min_size=4, max_size=4),
+    lengths=st.sampled_from([(1, 1, 5), (4, 4, None), (6, 3, None), (2, 2, 7), (5, 2, 3), (2, 5, 6)]),
+    terminal=st.sampled_from(["keep", "drop"]),
+    seed=st.integers(0, 2**16),
+)
+def test_whoever_acted_every_window_is_sampled(sources, ends, lengths, terminal, seed):
+    small = {"capacity": 200, "demo_capacity": 200, "human_capacity": 50, "image_capacity": 200}
+    cfg = config(*lengths, terminal_windows=terminal, demo_fraction="uniform", **small)
+    episodes = [
+        Coded(i, len(s), end, np.array(s, np.uint8), EVERY, session=f"s{i % 2}")
+        for i, (s, end) in enumerate(zip(sources, ends, strict=False))
+    ]
+    replay = build(cfg, image_keys=BOTH)
+    feed(replay, episodes, RNG(seed))
+    checker = Checker(episodes, cfg)
+    assert replay.ready.windows == len(checker.windows())
+    if replay.ready.windows:
+        assert windows(replay, checker, n=400) <= checker.windows()
+
+
+@pytest.mark.parametrize(("hz", "excluded"), [(50.0, 3), (5.0, 0)])
+def test_what_is_not_imitated_before_an_intervention_is_a_time(hz, excluded):
+    cfg = config(1, 1, demo_fraction="uniform")  # 0.06 s
+    e = Coded(0, 8, "success", np.array([P, P, P, P, P, U, U, P], np.uint8), EVERY)
+    replay = Replay(dataclasses.replace(SPEC, control_hz=hz), cfg, preprocess(cfg, BOTH))
+    feed(replay, [e], RNG(0))
+    batch, norm = replay.sample(RNG(0), 400), normaliser(1)
+    tick = (batch.observations["state"] * norm.state_std + norm.state_mean)[:, 1].round().astype(int)
+    left_out = sorted({int(t) for t, w in zip(tick, batch.bc_weight[:, 0], strict=True) if w == 0})
+    assert left_out == list(range(5 - excluded, 5))

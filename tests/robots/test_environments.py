@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
-import sys
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
 import pytest
+from actor_helpers import LineEnv
 from demonstrations import finish, started
 from errors import naming
 from gymnasium.utils.env_checker import check_env
 from robosuite_stand_in import stand_in
 
+from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.robots import (
+    AlohaConfig,
     AlohaSimConfig,
     FakeAlohaConfig,
     FakeSingleArmConfig,
+    GymConfig,
     OgbenchConfig,
     RobomimicConfig,
     RobotConfig,
 )
+from serl_chunk.robots.arms import aloha_arms, fake_aloha_arms, kinematics_of
+from serl_chunk.robots.fake import kinematics as fake
 from serl_chunk.robots.registry import make_env, make_expert, robot_spec
+from serl_chunk.robots.served import task as served_task
+from serl_chunk.robots.served.robot import differing_fields
+from serl_chunk.robots.served.task import Seen
 from serl_chunk.types import ConfigError, DataError, RobotSpec
+from serl_chunk_robot.robot_file.config import RobotFile, checked, load, load_driver
 
 MUJOCO = ("aloha_sim", "aloha_sim insertion", "ogbench")
 LIMIT = 3
@@ -81,16 +91,6 @@ def test_the_specification_is_the_environments(case, env):
     assert (spec.action_dim, spec.state_dim, spec.control_hz) == case.numbers
     assert (spec.grippers, spec.max_episode_steps) == (case.grippers, LIMIT)
     assert [(c.name, c.height, c.width) for c in spec.cameras] == [(name, 16, 16) for name in case.cameras]
-
-
-def test_a_seed_fixes_the_start(env):
-    first, info = env.reset(seed=3)
-    assert (list(first), info["success"]) == (["state"], False)
-    assert env.observation_space.contains(first)
-    others = [env.reset(**seed)[0]["state"] for seed in ({"seed": 4}, {}, {})]
-    again = env.reset(seed=3)[0]
-    np.testing.assert_array_equal(again["state"], first["state"])
-    assert len({x.tobytes() for x in (first["state"], *others)}) == 4
 
 
 def test_an_episode_truncates_at_its_limit_and_can_be_begun_again(case, env):
@@ -153,14 +153,13 @@ def test_frames_are_of_the_moment_and_come_on_request_or_always(case, env):
     always.close()
 
 
-@pytest.mark.parametrize(
-    ("config", "noise", "seeds", "least", "within"),
-    [(FakeAlohaConfig(), None, range(100), 95, 110), (FakeSingleArmConfig(), None, range(100, 140), 39, 45),
-     (AlohaSimConfig(max_episode_steps=300), 0.0, range(100, 104), 4, 200),
-     (AlohaSimConfig(max_episode_steps=300), 0.005, range(104, 108), 4, 200),
-     (AlohaSimConfig(env_name="insertion"), 0.0, range(300, 302), 2, 230),
-     (AlohaSimConfig(env_name="insertion"), 0.003, range(302, 305), 3, 230)],
-)  # fmt: skip
+@pytest.mark.parametrize(("config", "noise", "seeds", "least", "within"), [
+    (FakeAlohaConfig(), None, range(100), 95, 110), (FakeSingleArmConfig(), None, range(100, 140), 39, 45),
+    (AlohaSimConfig(max_episode_steps=300), 0.0, range(100, 104), 4, 200),
+    (AlohaSimConfig(max_episode_steps=300), 0.005, range(104, 108), 4, 200),
+    (AlohaSimConfig(env_name="insertion"), 0.0, range(300, 302), 2, 230),
+    (AlohaSimConfig(env_name="insertion"), 0.003, range(302, 305), 3, 230),
+])  # fmt: skip
 def test_the_demonstrator_succeeds_with_time_to_spare(config, noise, seeds, least, within):
     needs(config.kind)
     env = make_env(config)
@@ -176,24 +175,87 @@ def test_the_demonstrator_succeeds_with_time_to_spare(config, noise, seeds, leas
     env.close()
 
 
-def test_specifications_helpers_and_drivers_import_no_simulator():
-    """Of learners, actors behind a robot's server, and that server."""
-    code = (
-        "import sys, numpy as np\n"
-        "from serl_chunk.config.robots import AlohaSimConfig, OgbenchConfig\n"
-        "from serl_chunk.robots.registry import robot_spec\n"
-        "from serl_chunk.robots.served import robot\n"
-        "from serl_chunk.robots.served.task import Seen, make_expert\n"
-        "robot_spec(OgbenchConfig()), robot_spec(AlohaSimConfig())\n"
-        "config = AlohaSimConfig(server='here')\n"
-        "seen = Seen(np.zeros(14), np.zeros(14), {'objects': np.array([.1, .5, .05, 1, 0, 0, 0])})\n"
-        "robot = type('R', (), {'robot_spec': robot_spec(config), 'seen': lambda self: seen})()\n"
-        "expert = make_expert(config, robot)\n"
-        "expert.reset(0), expert.act()\n"
-        "from serl_chunk.robots.aloha_sim.driver import AlohaSimDriver\n"
-        "AlohaSimDriver().spec()\n"
-        "unwanted = {'mujoco', 'gym_aloha', 'dm_control', 'ogbench', 'jax', 'serl_chunk.robots.fake.env'}\n"
-        "assert not unwanted & set(sys.modules), unwanted & set(sys.modules)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+SIDES = (fake.LEFT, fake.RIGHT)
+
+
+@pytest.mark.parametrize(("config", "arms"), [
+    (FakeAlohaConfig(), fake_aloha_arms), (AlohaSimConfig(), aloha_arms),
+    (AlohaConfig(server="pc", arms="ros2"), aloha_arms), (AlohaConfig(server="pc", arms="trossen"), lambda: None),
+    (FakeSingleArmConfig(), lambda: None), (GymConfig(make=lambda fake_env: LineEnv()), lambda: None),
+])  # fmt: skip
+def test_kinematics_are_those_of_the_robots_arms(config, arms):
+    assert kinematics_of(config) is arms()
+
+
+def poses(count: int) -> np.ndarray:
+    low, high = np.array([*fake.JOINT_LOW, 0.0] * 2), np.array([*fake.JOINT_HIGH, 1.0] * 2)
+    return np.random.default_rng(0).uniform(low, high, (count, 14))
+
+
+def test_alohas_arms_are_those_of_the_simulated_model():
+    mujoco = pytest.importorskip("mujoco", reason="the [aloha-sim] extra is not installed")
+    pytest.importorskip("gym_aloha", reason="the [aloha-sim] extra is not installed")
+    env = make_env(AlohaSimConfig())
+    data = mujoco.MjData(env.model)
+    for pose in poses(5):
+        for side in SIDES:
+            data.qpos[8 * side : 8 * side + 6] = pose[7 * side : 7 * side + 6]
+        mujoco.mj_kinematics(env.model, data)
+        for arm, name in enumerate(("left", "right")):
+            body = env.model.body(f"vx300s_{name}/gripper_link").id
+            frame, _ = aloha_arms().tip(arm, pose)
+            np.testing.assert_allclose(frame[:3, 3] - 0.15 * frame[:3, 0], data.xpos[body], atol=2e-3)
+            np.testing.assert_allclose(frame[:3, :3], data.xmat[body].reshape(3, 3), atol=2e-3)
+    env.close()
+
+
+FILES = {"ros1": "aloha_ros1", "ros2": "aloha_ros2", "trossen": "trossen"}
+FINGERS = np.isin(np.arange(14), (6, 13))
+
+
+def file_of(arms: str) -> RobotFile:
+    return load(Path(__file__).parents[2] / "experiments" / "robots" / f"{FILES[arms]}.toml")
+
+
+@pytest.mark.parametrize("arms", FILES)
+def test_the_specification_is_that_of_the_driver_and_the_file_is_the_experiments(arms):
+    """Cameras, limits, and the poses that the file and the experiment lead to."""
+    file, config = file_of(arms), load_experiment(f"aloha:{arms}")
+    spec, driver = robot_spec(config.robot), load_driver(file).spec()
+    assert differing_fields(spec, driver._asdict()) == []
+    assert [name for name, _ in driver.state] == ["q"]
+    for own, theirs, finger in ((spec.action_low, driver.low, 0.0), (spec.action_high, driver.high, 1.0)):
+        np.testing.assert_array_equal(own, np.where(FINGERS, finger, theirs))
+    assert (spec.control_hz, spec.action_dim, spec.state_dim, spec.dt) == (50.0, 14, 14, driver.tick)
+    checked(file, driver)
+    assert file.driver == FILES[arms]
+    cameras = [(c.name, c.height, c.width) for c in spec.cameras]
+    assert [(c.name, c.spec.height, c.spec.width) for c in file.cameras] == cameras
+    assert config.agent.image_keys == tuple(c.name for c in spec.cameras)
+    seen = Seen(file.reset[-1].joints, file.reset[-1].joints, {})
+    expert = config.robot.expert(SimpleNamespace(robot_spec=spec, seen=lambda: seen))
+    for name in ("first_day", "exploring", "evaluating"):
+        limits = file.profiles[name].limits
+        for pose in (file.park, file.reset[-1].joints, *expert._keyframes, spec.action_low, spec.action_high):
+            assert (limits.low <= pose).all()
+            assert (pose <= limits.high).all()
+
+
+@pytest.mark.parametrize("arms", FILES)
+def test_the_demonstrator_succeeds_from_the_start_of_an_episode(arms):
+    """On a robot that is where its last target was, and faster than the demonstrator."""
+    config = load_experiment(f"aloha:{arms}")
+    q = file_of(arms).reset[-1].joints.copy()
+    robot = SimpleNamespace(robot_spec=robot_spec(config.robot), seen=lambda: Seen(q, q, {}))
+    expert = served_task.make_expert(config.robot, robot)
+    expert.reset(3)
+    speeds = [0.0]  # rad/s, of the fastest joint
+    while not config.outcome.success({"state": q.astype(np.float32)}):
+        action = expert.act().astype(np.float64)
+        speeds.append(float(np.abs((action - q)[~FINGERS]).max()) / 0.02)
+        assert len(speeds) < config.robot.max_episode_steps
+        q = action
+    assert 0.3 < max(speeds) < expert.SPEED + 1e-3
+    assert np.abs(np.diff(speeds)).max() < 2 * expert.ACCELERATION * 0.02
+    q[6] = 1.0
+    assert not config.outcome.success({"state": q.astype(np.float32)})

@@ -6,6 +6,7 @@ The space is that of HIL-SERL's own wrappers on recorded calls (benchmarks/recor
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,18 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from serl_chunk.config.hil_serl import TASKS
+from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.robots import FrankaConfig
 from serl_chunk.robots import franka
 from serl_chunk.robots.franka import FrankaRobot
 from serl_chunk.robots.registry import robot_spec
+from serl_chunk.robots.served.robot import differing_fields
 from serl_chunk.robots.served.task import Seen
+from serl_chunk.types import STATE
+from serl_chunk_robot.control.motions import Reset
 from serl_chunk_robot.geometry.rotations import euler_of_matrix, matrix_of_euler, matrix_of_quat
+from serl_chunk_robot.robot_file.config import load, load_driver
 
 PLACE = np.array([0.55, 0.2, 0.27, np.pi + 0.01, 0.02, -1.5])
 LOW, HIGH = (0.523, 0.147, 0.221, 3.04, -0.1, -1.87), (0.583, 0.237, 0.301, 3.24, 0.1, -1.27)
@@ -135,8 +142,7 @@ def test_what_was_reached_is_reported_as_an_action(robot_of):
     def reported(reached: np.ndarray) -> np.ndarray:
         server.info = {"executed_action": reached.astype(np.float32), "gate": "velocity"}
         *_, truncated, info = robot.step(action)
-        assert (truncated, info["gate"]) == (True, "velocity")
-        assert info["executed_action"].dtype == np.float32
+        assert (truncated, info["gate"], info["executed_action"].dtype) == (True, "velocity", np.float32)
         return info["executed_action"]
 
     assert "executed_action" not in robot.step(action)[4]
@@ -223,3 +229,60 @@ def test_targets_are_within_what_the_box_says(place, twist, mirrored_yaw):
     to[3:] -= turns  # a place half a turn from its box has a target that is nearer to it by a whole turn
     assert (to >= least - 1e-9).all()
     assert (to <= most + 1e-9).all()
+
+
+ROBOTS = Path(__file__).parents[2] / "experiments" / "robots"
+# Its file; HIL-SERL's ACTION_SCALE, actions, numbers of a state; of the state's condition: index, threshold, cameras.
+EXPECTED = {
+    "ram_insertion": ("franka_ram", (0.01, 0.06), 6, 19, 6, 0.04, ("wrist_1", "wrist_2")),
+    "usb_pickup_insertion": ("franka_usb", (0.015, 0.1), 7, 19, 0, 0.4, ("side_classifier",)),
+    "object_handover": ("franka_handover", (0.04, 0.2), 14, 26, 0, 0.5, ("left_side_classifier",)),
+}
+
+
+@pytest.mark.parametrize("task", EXPECTED)
+def test_each_task_has_hil_serl_s_numbers_and_condition(task):
+    config = load_experiment(f"hil_serl_franka:{task}")
+    spec, settings = robot_spec(config.robot), TASKS[task]
+    _, scale, actions, state, number, above, cameras = EXPECTED[task]
+    assert (config.robot.scale, spec.action_dim, spec.state_dim) == (scale, actions, state)
+    assert (spec.max_episode_steps, config.discount) == (settings.max_episode_steps, settings.discount)
+    assert (config.agent.image_keys, spec.grippers) == (settings.cameras, settings.grippers)
+    assert config.agent.gripper.setup_mode == settings.setup_mode
+    assert {c.name for c in spec.cameras} == {*settings.cameras, *cameras}
+    assert (config.name, config.outcome.classifier) == (f"hil_serl_franka_{task}", f"classifiers/{task}")
+    assert config.robot.mirrored_yaw == (task == "object_handover")
+    at = np.full(state, 9.0, np.float32)
+    at[number] = above
+    beyond = at.copy()
+    beyond[number] = np.nextafter(at[number], np.float32(1))
+    assert [config.outcome.condition({STATE: each}) for each in (at, beyond)] == [False, True]
+
+
+@pytest.mark.parametrize("task", EXPECTED)
+def test_a_task_fits_its_robot_s_file_and_a_reset_is_within_the_profile_from_every_corner_of_the_box(task):
+    config = load_experiment(f"hil_serl_franka:{task}").robot
+    file = load(ROBOTS / f"{EXPECTED[task][0]}.toml")
+    driver, limits = load_driver(file), file.profiles[file.start].limits
+    spec = franka._served_spec(config, robot_spec(config))
+    assert differing_fields(spec, driver.spec()._asdict()) == []
+    assert (limits.low <= spec.action_low).all()
+    assert (limits.high >= spec.action_high).all()
+    there = {c.name: (c.spec.height, c.spec.width) for c in file.cameras}
+    assert {c.name: there.get(c.name) for c in spec.cameras} == {c.name: (c.height, c.width) for c in spec.cameras}
+    turning = 5.0  # rad/s, the driver's
+    wanted = np.minimum(40 * np.repeat(config.scale, 3), [9.0] * 3 + [turning] * 3)
+    for first, _ in driver.spec().arms:  # docs/robot_server.md: this changes no step
+        assert (limits.rates.velocity[first : first + 6] >= wanted - 1e-9).all()
+    driver.close()
+    sides = np.array([spec.action_low, spec.action_high])
+    for corner in itertools.product((0, 1), repeat=6):
+        start = np.array([sides[corner[j % 7] if j % 7 < 6 else 0, j] for j in range(len(sides[0]))])
+        for episode in (0, 1):
+            todo = Reset(start, file.reset, limits, episode=episode, rng=np.random.default_rng(0))._todo
+            assert len(todo) == len(file.reset) - (7 if task == "ram_insertion" and episode else 0)
+    for k, box in enumerate(franka._boxes(config)):
+        least, most = box.interval()
+        begins = file.reset[-2].joints[7 * k : 7 * k + 6]
+        assert (begins >= least - 1e-5).all()
+        assert (begins <= most + 1e-5).all()

@@ -1,6 +1,10 @@
 """gym_adapter: HIL-SERL's shape of environment, LeRobot's names, plain gymnasium ones, and what they may bring."""
 
+import ctypes
 import enum
+import os
+import subprocess
+import sys
 
 import gymnasium
 import numpy as np
@@ -15,7 +19,7 @@ from serl_chunk.devices.registry import make_intervention
 from serl_chunk.robots import registry
 from serl_chunk.robots.base import InterventionCommand
 from serl_chunk.robots.gym_adapter import GymAdapter, ObservationLayout
-from serl_chunk.types import ConfigError, DataError, RobotSpec
+from serl_chunk.types import ConfigError, DataError
 
 LIMIT = 12
 ZERO, POLICY = np.zeros(7), np.full(7, 0.5)  # what the policy commands
@@ -100,17 +104,6 @@ def equal(found, expected):
     np.testing.assert_array_equal(found, np.float32(expected))
 
 
-def test_specification():
-    spec = registry.robot_spec(hil_serl_config())
-    assert (spec.name, spec.control_hz, spec.state_dim, spec.action_dim) == ("franka", 10.0, 19, 7)
-    assert [(c.name, c.height, c.width) for c in spec.cameras] == [("wrist_1", 128, 128), ("wrist_2", 128, 128)]
-    assert (spec.joint_of_action, spec.grippers) == ((-1,) * 7, (6,))
-    assert RobotSpec.from_json(spec.to_json()) == spec
-    joints = (4, 5, 6, 7, 8, 9, 0)
-    other = registry.robot_spec(hil_serl_config(joint_of_action=joints, control_hz=20.0))
-    assert (other.joint_of_action, other.control_hz) == (joints, 20.0)
-
-
 def test_the_learner_asks_for_the_fake_and_closes_it_and_a_factory_gets_whether_it_only_evaluates():
     made = []
 
@@ -141,24 +134,14 @@ def test_an_episode_end_to_end():
     equal(steps[1][4]["executed_action"], POLICY)
 
 
-@pytest.mark.parametrize(
-    ("tick", "info", "end"),
-    [(LIMIT, {}, (False, True)), (LIMIT, {"succeed": True}, (True, False)), (LIMIT, {"failure": True}, (True, False)),
-     (LIMIT, {"failure": True, "goes on": True}, (True, False)), (3, {"failure": True}, (True, False)),
-     (2, {"esc": True}, (True, False)), (2, {"rerecord_episode": True, "esc": True}, (False, True))],
-)  # fmt: skip
+@pytest.mark.parametrize(("tick", "info", "end"), [
+    (LIMIT, {}, (False, True)), (LIMIT, {"succeed": True}, (True, False)), (LIMIT, {"failure": True}, (True, False)),
+    (LIMIT, {"failure": True, "goes on": True}, (True, False)), (3, {"failure": True}, (True, False)),
+    (2, {"esc": True}, (True, False)), (2, {"rerecord_episode": True, "esc": True}, (False, True)),
+])  # fmt: skip
 def test_its_time_limit_is_a_truncation_and_a_true_end_stays_one(tick, info, end):
     """An episode that is to be recorded again says nothing of the task."""
     assert ends(scripted({tick: info}), tick) == end
-
-
-@pytest.mark.parametrize(("seconds", "hz", "ticks"), [(1.2, 10.0, 12), (0.5, 20.0, 10), (0.01, 10.0, 1)])
-def test_a_limit_in_seconds_is_one_in_ticks_of_the_robots_rate(seconds, hz, ticks):
-    env = scripted(max_episode_s=seconds, control_hz=hz)
-    assert env.robot_spec.max_episode_steps == ticks
-    assert ends(env, ticks) == (False, True)
-    with pytest.raises(ConfigError, match=naming("max_episode_length", 12, "robot.max_episode_s=1.2", 50)):
-        scripted(max_episode_s=5.0)
 
 
 def test_frames_are_of_the_present_moment_and_safe_to_keep():
@@ -220,11 +203,10 @@ def test_an_intervention_in_lerobots_words_is_the_humans_command(human):
     assert theirs["intervene_images"] == {}
 
 
-@pytest.mark.parametrize(
-    "info",
-    [{"intervene_flag": np.zeros(1), "intervene_action": HUMAN}, {"intervene_action": None}, {"is_intervention": None},
-     {"humanoid_height": 1}, {"discrete_penalty": 1}, {"distance_to_human": 1}, {"overtaken": 1}, {3: 1}],
-)  # fmt: skip
+@pytest.mark.parametrize("info", [
+    {"intervene_flag": np.zeros(1), "intervene_action": HUMAN}, {"intervene_action": None}, {"is_intervention": None},
+    {"humanoid_height": 1}, {"discrete_penalty": 1}, {"distance_to_human": 1}, {"overtaken": 1}, {3: 1},
+])  # fmt: skip
 def test_what_says_that_no_human_acts_is_none_and_other_keys_pass(info):
     passed = scripted({1: info}).step(POLICY)[4]
     assert "intervene_action" not in passed
@@ -355,3 +337,78 @@ def test_the_environments_own_expert_and_human_are_used_through_its_wrappers():
     commands, _ = helped(env, human, lambda: ZERO, 3)
     assert [c is not None for c in commands] == [False, True, True]
     assert make_intervention("none", env) is None
+
+
+MODEL = "<mujoco><worldbody><light pos='0 0 3'/><geom type='sphere' size='1'/></worldbody></mujoco>"
+EXPERIMENT = f'''
+import dataclasses
+import gymnasium
+import mujoco
+import numpy as np
+
+from serl_chunk.config.loader import load_experiment
+from serl_chunk.config.robots import GymConfig
+
+
+class Rendering(gymnasium.Env):
+    """Draws a frame when it is made (gym-hil's habit), or at its first reset; it is its own expert."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
+    action_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+
+    def __init__(self, when):
+        if when == "made":
+            self.draw()
+
+    def draw(self):
+        model = mujoco.MjModel.from_xml_string("""{MODEL}""")
+        with mujoco.Renderer(model, 16, 16) as renderer:
+            renderer.update_scene(mujoco.MjData(model))
+            assert renderer.render().shape == (16, 16, 3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.draw()
+        return np.zeros(3, np.float32), {{}}
+
+    def step(self, action):
+        return np.zeros(3, np.float32), 1.0, True, False, {{"succeed": True}}
+
+    def make_expert(self):
+        return type("Expert", (), {{"reset": lambda self, seed: None, "act": lambda self: np.zeros(2, np.float32)}})()
+
+
+def experiment(when):
+    robot = GymConfig(make=lambda fake_env: Rendering(when), max_episode_steps=12)
+    return dataclasses.replace(load_experiment("fake_single_arm"), name="rendering", robot=robot)
+'''
+LEARNER = ("--exp_name", "rendering.py:made", "--learner", "--debug", "--demo_path", "nothing", "--insecure")
+RECORD = ("record", "--exp_name", "rendering.py:reset", "--policy", "scripted", "--n_demos", "1", "--out", "demos")
+
+
+def serl_chunk(folder, *arguments, **environment) -> subprocess.CompletedProcess[str]:
+    pytest.importorskip("mujoco")
+    (folder / "rendering.py").write_text(EXPERIMENT)
+    names = ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL", "PYOPENGL_PLATFORM")
+    kept = {key: value for key, value in os.environ.items() if key not in names}
+    command = [sys.executable, "-m", "serl_chunk", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env={**kept, **environment}, timeout=120)
+
+
+@pytest.mark.parametrize("arguments", [LEARNER, RECORD], ids=["learner", "record"])
+def test_without_opengl_there_is_one_sentence(tmp_path, arguments):
+    done = serl_chunk(tmp_path, *arguments, MUJOCO_GL="disabled")
+    assert done.returncode == 2
+    (sentence,) = done.stderr.splitlines()
+    for part in ("serl-chunk: ", "'gym'", "OpenGL", "MUJOCO_GL='disabled'", "MUJOCO_GL=egl", "apt install libegl1"):
+        assert part in sentence
+
+
+def test_a_headless_machine_renders_although_the_experiment_imports_mujoco_first(tmp_path):
+    try:
+        ctypes.CDLL("libEGL.so.1")
+    except OSError:
+        pytest.skip("no EGL on this machine")
+    done = serl_chunk(tmp_path, *RECORD)
+    assert done.returncode == 0, done.stderr
+    assert "1 demonstration recorded" in done.stdout

@@ -11,6 +11,7 @@ from errors import naming
 from metric_logs import Clock, add_episode, add_evaluation, open_log
 
 from serl_chunk.runs.metrics import METRICS_FILE, WANDB_ID_FILE, Counters, read_metrics
+from serl_chunk.runs.status_line import LOG_PERIOD, STATUS_LOGGER, StatusLine
 from serl_chunk.types import DataError
 
 
@@ -164,43 +165,6 @@ def test_resume_supersedes_what_the_lost_life_wrote_after_the_checkpoint(tmp_pat
     assert steps(tmp_path) == [10, 12]
 
 
-@pytest.mark.parametrize(
-    ("first", "at", "episodes", "again", "left"),
-    [
-        # The end that a killed actor's successor writes takes no step.
-        ([(20, 40), (20, 40), (20, 40)], (20, 40), 2, [(20, 40)], ["first1", "first2", "again3"]),
-        ([(30, 60), (30, 90)], (20, 60), 1, [], ["first1"]),  # the journal brought one back: it knew 60 steps
-    ],
-)
-def test_episodes_that_a_resume_has_stay_and_others_are_superseded(tmp_path, first, at, episodes, again, left):
-    with open_log(tmp_path) as log:
-        for number, counts in enumerate(first, 1):
-            add_episode(log, Counters(*counts, 0), actor_id=f"first{number}", number=number)
-    with open_log(tmp_path) as log:
-        log.resumed(Counters(*at, 0), episodes=episodes)
-        for number, counts in enumerate(again, episodes + 1):
-            add_episode(log, Counters(*counts, 0), actor_id=f"again{number}", number=number)
-    assert steps(tmp_path, "episode", "actor_id") == left
-
-
-def test_an_evaluation_of_an_early_checkpoint_does_not_say_where_the_run_stands(tmp_path):
-    clock = Clock()
-    with open_log(tmp_path, clock) as log:
-        add_evaluation(log, Counters(10, 20, 0))
-    alone = read_metrics(tmp_path)  # unless it is all there is
-    assert (alone.last()["step"], alone.trained_wall(alone["eval"][0])) == (10, alone["eval"][0]["wall"])
-    with open_log(tmp_path, clock) as log:
-        for step in (0, 0, 10, 20):
-            clock.now += 5
-            log.train(Counters(step, 2 * step, 1), {})
-        clock.now += 100
-        add_evaluation(log, Counters(10, 20, 0))
-    metrics = read_metrics(tmp_path)
-    last = metrics.last()
-    assert (last["step"], last["env_steps"], last["human_ticks"], last["wall"]) == (20, 40, 1, 20.0)
-    assert metrics.trained_wall(metrics["eval"][1]) == 15.0  # not 120, when it was evaluated
-
-
 class FakeWandb(types.ModuleType):
     """Records what is asked of it; `fail` names the call that raises."""
 
@@ -260,8 +224,7 @@ def test_wandb_gets_the_numbers_under_hil_serls_names(tmp_path, wandb):
     train, episode, evaluation = wandb.logged
     assert train == {"critic/critic_loss": 0.5, "wall": 0.0, "step": 4, "env_steps": 9, "human_ticks": 2}
     wanted = {"environment/succeed": 1, "environment/success_without_intervention": 0.35, "environment/episode/r": 1.0}
-    assert episode | wanted == episode
-    assert evaluation["eval/sampled/success_rate"] == 0.9
+    assert (episode | wanted, evaluation["eval/sampled/success_rate"]) == (episode, 0.9)
 
 
 def test_wandb_is_offline_without_a_key_or_a_network(tmp_path, wandb, monkeypatch):
@@ -313,3 +276,46 @@ def test_the_real_wandb_writes_an_offline_run(tmp_path, monkeypatch):
     assert read_metrics(tmp_path)["event"] == []
     (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
     assert file.stem == "run-" + (tmp_path / WANDB_ID_FILE).read_text()
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def logged(caplog):
+    caplog.set_level("INFO", STATUS_LOGGER)
+    return lambda: [record.getMessage() for record in caplog.records if record.name == STATUS_LOGGER]
+
+
+class Screen:
+    def __init__(self):
+        self.shown: list[str] = []
+        self.kept = 0
+
+    def state(self, text):
+        self.shown.append(text)
+
+    def keep(self):
+        self.kept += 1
+
+
+def test_a_log_gets_a_line_at_most_every_ten_seconds_the_last_state_and_an_evaluation_at_once(clock, logged):
+    with StatusLine(clock=clock) as status:
+        for step in range(300):
+            status.update("train", {"step": step})
+            clock.now += LOG_PERIOD / 128  # exact in binary
+        status.update("train", {"step": 300, "evaluating": True})
+    assert logged() == [*(f"train | step {step}" for step in (0, 128, 256)), "train | evaluating | step 300"]
+
+
+def test_a_screen_shows_a_state_five_times_a_second_and_keeps_the_last(clock, logged):
+    screen = Screen()
+    with StatusLine(screen, clock=clock) as status:
+        for step in range(9):
+            status.update("train", {"step": step})
+            clock.now += 0.0625
+        assert screen.kept == 0
+    assert (screen.shown, screen.kept) == ([f"train | step {step}" for step in (0, 4, 8, 8)], 1)
+    assert logged() == ["train | step 0", "train | step 8"]

@@ -50,20 +50,11 @@ class LineEnv(RobotEnv):
     """Joints go where they are commanded. What happens on which tick is given; `costs` are seconds per step."""
 
     def __init__(
-        self,
-        *,
-        length: int = 30,
-        success_at: int | None = None,
-        failure_at: int | None = None,
-        terminated_at: int | None = None,
-        crash_at: int | None = None,
-        human: dict[int, np.ndarray] | None = None,
-        shown: bool = False,
-        gate: float = 10.0,
-        clock: SimClock | None = None,
-        costs: Iterable[float] = (),
+        self, *, length: int = 30, success_at: int | None = None, failure_at: int | None = None,
+        terminated_at: int | None = None, crash_at: int | None = None, human: dict[int, np.ndarray] | None = None,
+        shown: bool = False, gate: float = 10.0, clock: SimClock | None = None, costs: Iterable[float] = (),
         spec: RobotSpec = SPEC,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._set_spaces(spec, "on_request")
         self.length, self.success_at, self.failure_at, self.crash_at = length, success_at, failure_at, crash_at
         self.terminated_at = terminated_at
@@ -257,13 +248,11 @@ def make_config(
     adaptive = actor is not None and actor.adaptive_execution
     lengths = execute or horizon
     return ExperimentConfig(
-        name="line",
-        robot=GymConfig(make=lambda fake_env: None),
+        name="line", robot=GymConfig(make=lambda fake_env: None),
         agent=DecoupledConfig(prefix_lengths=lengths, replan_spread=0.1) if adaptive else AcfqlConfig(),
         chunk=ChunkConfig(horizon, critic_horizon=horizon + 1 if adaptive else 1, execute_steps=execute),
-        reward=RewardConfig(failure_reward=failure_reward),
-        actor=actor or ActorConfig(),
-    )
+        reward=RewardConfig(failure_reward=failure_reward), actor=actor or ActorConfig(),
+    )  # fmt: skip
 
 
 def identity(horizon: int, *cameras: str) -> Preprocess:

@@ -19,16 +19,10 @@ from serl_chunk.types import Begin, CameraSpec, ChunkBatch, End, Episode, Outcom
 
 LIMIT = 40  # steps of the longest episode
 SPEC = RobotSpec(
-    name="coded",
-    control_hz=50.0,
-    state_dim=3,
-    action_low=(-1.0, -1.0),
-    action_high=(1.0, 1.0),
-    joint_of_action=(-1, 1),
-    grippers=(0,),
-    cameras=(CameraSpec("a", 2, 4), CameraSpec("b", 3, 2)),
+    name="coded", control_hz=50.0, state_dim=3, action_low=(-1.0, -1.0), action_high=(1.0, 1.0),
+    joint_of_action=(-1, 1), grippers=(0,), cameras=(CameraSpec("a", 2, 4), CameraSpec("b", 3, 2)),
     max_episode_steps=LIMIT,
-)
+)  # fmt: skip
 ENDS = ("success", "failure", "limit", "died", "terminated_without_observation")
 
 
@@ -116,18 +110,12 @@ class Coded:
 
     def step(self, tick: int) -> Step:
         return Step(
-            tick=tick,
-            observation=self.observation(tick),
-            action=np.array([self.number, tick], np.float32),
-            reward=self.number % 512 * 64.0 + tick,
-            source=Source(int(self.source[tick])),
-            decision_tick=self.decision_tick(tick),
-            policy_version=self.number,
-            policy_age=tick / 8,
-            stamp=(tick + sum(n for t, n in self.lost.items() if t <= tick)) / 50,
-            lost_ticks=self.lost.get(tick, 0),
+            tick=tick, observation=self.observation(tick), action=np.array([self.number, tick], np.float32),
+            reward=self.number % 512 * 64.0 + tick, source=Source(int(self.source[tick])),
+            decision_tick=self.decision_tick(tick), policy_version=self.number, policy_age=tick / 8,
+            stamp=(tick + sum(n for t, n in self.lost.items() if t <= tick)) / 50, lost_ticks=self.lost.get(tick, 0),
             human_dims=np.array(self.shared[tick], np.bool_) if tick in self.shared else None,
-        )
+        )  # fmt: skip
 
     def records(self, rng: np.random.Generator) -> list:
         """Begin, steps in blocks of random size, End."""
@@ -141,14 +129,9 @@ class Coded:
 
     def end_record(self) -> End:
         return End(
-            self.episode_id,
-            self.length,
-            self.observation(self.length) if self.has_final else None,
-            self.terminated,
-            not self.terminated,
-            self.outcome,
-            reward=self.last_reward,
-        )
+            self.episode_id, self.length, self.observation(self.length) if self.has_final else None, self.terminated,
+            not self.terminated, self.outcome, reward=self.last_reward,
+        )  # fmt: skip
 
     def episode(self) -> Episode:
         steps = StepBlock.from_steps(self.episode_id, [self.step(t) for t in range(self.length)])

@@ -115,12 +115,9 @@ def transitions(ends: str, *, timeouts: bool = True, successors: bool = False) -
 
 
 def robomimic(
-    path: Path,
-    rewards: tuple[tuple[float, ...], ...] = ((0, 0, 0, 1), (0, 0, 0)),
-    *,
-    images: bool = False,
+    path: Path, rewards: tuple[tuple[float, ...], ...] = ((0, 0, 0, 1), (0, 0, 0)), *, images: bool = False,
     keys: dict[str, int] = KEYS,
-) -> Path:
+) -> Path:  # fmt: skip
     rng = np.random.default_rng(0)
     content = {"data@env_args": json.dumps(ENV), "mask/train": np.array([b"demo_0"])}
     for i, reward in enumerate(rewards):
@@ -190,15 +187,9 @@ def jpeg_rows(frames: np.ndarray | list[np.ndarray], padding: int = 0, quality: 
 
 
 def aloha(
-    path: Path,
-    n: int = 6,
-    *,
-    seed: int = 0,
-    joints: int = 2,
-    dtype: Any = np.float32,
-    frames: Callable[[np.ndarray], np.ndarray] | None = lambda frames: frames,
-    more: Content | None = None,
-) -> Content:
+    path: Path, n: int = 6, *, seed: int = 0, joints: int = 2, dtype: Any = np.float32,
+    frames: Callable[[np.ndarray], np.ndarray] | None = lambda frames: frames, more: Content | None = None,
+) -> Content:  # fmt: skip
     """Write a file as the recorders in use do, `frames` as they store them (None: without); return what it shows."""
     rng = np.random.default_rng(seed)
     content: Content = {name: rng.normal(size=(n, joints)).astype(dtype) for name in ("observations/qpos", "action")}

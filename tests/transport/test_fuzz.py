@@ -110,9 +110,6 @@ def test_a_million_decoder_inputs():
     print(f"\n1,000,000 inputs in {time.monotonic() - start:.0f} s: {messages} messages, {taken} taken as something")
 
 
-# Files.
-
-
 def spooled(folder) -> Spool:
     return Spool(folder, LIMITS, sync_interval=60.0, segment_bytes=1500)
 
@@ -146,9 +143,6 @@ def test_a_spool_of_damaged_files_is_opened_or_refused_with_a_reason(tmp_path):
                 assert getattr(record, "outcome_by", "") == "restart" or record == Begin("more")
         again._journal.close()
     assert refused < 40
-
-
-# A live learner.
 
 
 def under_fire(folder, seconds: float, messages: int, threads: int) -> dict[str, float]:
@@ -227,10 +221,9 @@ def under_fire(folder, seconds: float, messages: int, threads: int) -> dict[str,
     return {**counted, "sent": sum(sent.values()), "episodes": episodes, "tokens": len(tokens)}
 
 
-@pytest.mark.parametrize(
-    "max_malformed",
-    [pytest.param(8, id="limited", marks=pytest.mark.slow), pytest.param(10**9, id="every message read")],
-)
+@pytest.mark.parametrize("max_malformed", [
+    pytest.param(8, id="limited", marks=pytest.mark.slow), pytest.param(10**9, id="every message read"),
+])  # fmt: skip
 def test_a_learner_under_fire_serves_a_good_actor(max_malformed, tmp_path, monkeypatch):
     monkeypatch.setattr(sockets, "MAX_MALFORMED", max_malformed)
     counted = under_fire(tmp_path, 6.0, 500, 1)

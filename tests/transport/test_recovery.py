@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import os
+import re
 import shutil
 
 import pytest
 from errors import naming
+from hypothesis import given
+from hypothesis import strategies as st
 from ports import free_port
 from transport_tools import (
     CONFIG,
     LIMITS,
     Inbox,
     RawActor,
+    block,
     end,
     eventually,
     linked,
@@ -24,12 +29,15 @@ from transport_tools import (
     step,
 )
 
+from serl_chunk.transport.client import outbox
+from serl_chunk.transport.client.flow import LEAST_BYTES, Flow
 from serl_chunk.transport.storage.journal import JournalError
 from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.transport.storage.spool import Spool
+from serl_chunk.transport.wire import handshake, records
 from serl_chunk.transport.wire.handshake import REFUSED, RefusedError
 from serl_chunk.transport.wire.records import LOST
-from serl_chunk.types import Begin, DataError, StepBlock
+from serl_chunk.types import Begin, DataError, SerlChunkError, StepBlock
 from serl_chunk_robot.wire import codec
 
 
@@ -251,3 +259,164 @@ def kept(folder):
             if row.record is not None and row.delivered:
                 inbox(row, row.record)
     return {name: len(values) for name, values in inbox.episodes().items()}
+
+
+def steps(link, first, last):
+    for tick in range(first, last):
+        link.step(step(tick, tick))
+
+
+def test_duplicates_are_trimmed_and_gaps_refused(port, inbox):
+    with serving(port, on_record=inbox) as server:
+        actor = RawActor(port)
+
+        def told(record, first):
+            return actor.record(records.encode_record(record, first)).header["next"]
+
+        assert told(Begin("e"), 0) == 1
+        assert told(block("e", 0, 4), 1) == 5
+        assert told(block("e", 0, 4), 1) == 5  # all known
+        assert told(block("e", 2, 4), 3) == 7  # half known
+        gap = actor.record(records.encode_record(block("e", 8, 2), 9))
+        assert (gap.kind, gap.header["next"], gap.header["gap"]) == (handshake.ACK, 7, True)
+        actor.receive(actor.data)  # the acknowledgement that follows every turn
+        assert told(block("e", 6, 2), 7) == 9
+        assert told(end("e", 8), 9) == 10
+        assert inbox.episodes() == {"e": list(range(8))}
+        stats = server.stats()
+        assert (stats["duplicates"], stats["gaps"]) == (6, 1)
+
+
+@pytest.mark.parametrize("lost", [1, 3])
+def test_a_lost_message_is_sent_again(monkeypatch, lost):
+    """The data connection swallows one, and the learner reports the gap; the first one has no successor."""
+    inbox, port, send, sent = Inbox(), free_port(), outbox.try_send, []
+
+    def swallow(s, frames):
+        sent.append(frames)
+        return True if len(sent) == lost else send(s, frames)
+
+    monkeypatch.setattr(outbox, "try_send", swallow)
+    with serving(port, on_record=inbox) as server, linked(port) as link:
+        link.begin(Begin("first"))
+        if lost == 1:
+            assert link.flush(10)
+            assert len(inbox.records) == 1
+        steps(link, 0, 20)
+        link.end(end("first", 20))
+        for e in range(4):
+            send_episode(link, f"e{e}", 20)
+        assert link.flush(10)
+        assert inbox.episodes() == {name: list(range(20)) for name in ("first", "e0", "e1", "e2", "e3")}
+        assert server.stats()["gaps"] >= (lost > 1)
+        assert link.stats()["retransmitted"] >= 1
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_error_of_the_learner_stops_it_visibly(port):
+    def broken(info, record):
+        raise ZeroDivisionError("oops")
+
+    told = pytest.raises(SerlChunkError, match=naming("ZeroDivisionError", "oops"))
+    with told, serving(port, on_record=broken) as server, linked(port) as link:
+        link.begin(Begin("e"))
+        with contextlib.suppress(SerlChunkError):
+            eventually(lambda: server.check())  # true never, over once it raises
+        assert link.flush(0.05) is False
+
+
+def test_records_out_of_order_are_refused_at_the_hand_over():
+    with linked(free_port(), connect=False) as link:
+        with pytest.raises(DataError, match=naming(0, "Begin")):
+            link.step(step(0))
+        link.begin(Begin("e"))
+        with pytest.raises(DataError, match=naming("f", "e", "End")):
+            link.begin(Begin("f"))
+        with pytest.raises(DataError, match=naming("f", "e")):
+            link.end(end("f", 0))
+
+
+def test_a_link_says_how_long_the_learner_is_away_and_what_is_kept(monkeypatch):
+    inbox, late, port = Inbox(), Inbox(), free_port()
+    monkeypatch.setattr("serl_chunk.transport.client.link.AWAY", 0.2)
+    config = dataclasses.replace(CONFIG, spool_bytes=28_000)
+    with linked(port, connect=False, config=config, largest_episode_bytes=12_000) as link:
+        with serving(port, config=config, on_record=inbox):
+            link.connect(10)
+            send_episode(link, "e", 5)
+            assert link.flush(10)
+            assert link.backlog(begun=True) == ""
+            assert link.stats()["away_s"] == 0
+        eventually(lambda: link.stats()["away_s"] > 0.2)
+        send_episode(link, "f", 20)
+        line = link.backlog(begun=True)
+        assert re.match(r"learner away for \d+ s, spool .* KiB, holding after this episode\Z", line), line
+        assert link.can_begin()[0]  # this one fits
+        send_episode(link, "g", 80)
+        assert link.backlog(begun=False).endswith("holding until there is room")
+        may, why = link.can_begin()
+        assert (may, "transport.spool_bytes=28000" in why) == (False, True)
+        with serving(port, config=config, on_record=late):
+            assert link.flush(10)
+            assert link.backlog(begun=True) == ""
+            assert link.can_begin() == (True, "")
+        assert late.episodes()["g"] == [*range(80)]
+
+
+def test_a_link_without_spools_takes_no_records_and_writes_no_files(tmp_path, monkeypatch, port):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    before = set(tmp_path.rglob("*"))
+    with serving(port) as server, linked(port, spools=None) as link:
+        (session,) = server.sessions()
+        with pytest.raises(DataError, match=naming("spools", "episode", "e")):
+            link.begin(Begin("e"))
+        assert link.can_begin() == (True, "")
+        assert link.flush(1)
+        assert session.live
+        assert {p for p in tmp_path.rglob("*") if p.is_file()} == {p for p in before if p.is_file()}
+    eventually(lambda: not list(tmp_path.rglob("*.journal")))
+
+
+TIMEOUT = 5.0
+MOST, LARGEST = 32 << 20, 1 << 20
+
+
+class Line:
+    """A link of `rate` bytes per second and a round trip, which carries what a flow lets it."""
+
+    def __init__(self, rate: float, round_trip: float = 0.01) -> None:
+        self.rate, self.round_trip = rate, round_trip
+        self.now = self.free_at = 0.0
+        self.flow = Flow(most=MOST, largest=LARGEST, timeout_s=TIMEOUT, clock=lambda: self.now)
+        self.longest = 0.0  # that the line took for what had been handed over
+        self._queue: collections.deque = collections.deque()
+
+    def carry(self, nbytes: int) -> None:
+        """Send `nbytes` as the flow cuts them, and wait for them."""
+        while nbytes or self._queue:
+            while nbytes:
+                piece = self.flow.cut(nbytes)
+                if not self.flow.has_room(piece):
+                    break
+                self.free_at = max(self.now, self.free_at) + piece / self.rate
+                self._queue.append((self.free_at + self.round_trip, self.flow.send(piece)))
+                self.longest = max(self.longest, self.free_at - self.now)
+                nbytes -= piece
+            at, sent = self._queue.popleft()
+            self.now = max(self.now, at)
+            self.flow.arrive(sent)
+
+
+@given(st.lists(st.tuples(st.integers(1, 1 << 22), st.floats(1e3, 1e9), st.booleans()), max_size=20))
+def test_whatever_a_link_does_a_message_may_always_be_sent(events):
+    line = Line(1e6)
+    for nbytes, rate, broken in events:
+        line.rate = rate
+        line.carry(nbytes)
+        assert line.flow.in_flight == 0
+        assert LEAST_BYTES <= line.flow.message_bytes <= LARGEST
+        assert line.flow.has_room(1 << 30)  # nothing is on its way
+        if broken:
+            line.flow.slow_down()
+            line.flow.restart()
+            assert line.flow.message_bytes == LEAST_BYTES

@@ -7,36 +7,23 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from classifier_sets import save_random
-from ports import free_port
+from robot_cameras import PublishedCamera
+from robot_limits import GRIPPERS, HIGH, LOW, J
+from robot_served import HERE, free_port, served, until
+from robot_world import TICK
 
 from serl_chunk.cli.doctor import checks
-from serl_chunk.cli.doctor.checks import (
-    Bandwidth,
-    Check,
-    check_bandwidth,
-    check_classifier,
-    check_devices,
-    check_snapshots,
-    check_spool,
-    expected,
-)
-from serl_chunk.cli.doctor.doctor import run_checks
-from serl_chunk.cli.keys import LearnerAddress
+from serl_chunk.cli.doctor import served as doctor
+from serl_chunk.cli.doctor.checks import Bandwidth, Check, check_bandwidth, check_devices, check_snapshots, check_spool
+from serl_chunk.cli.doctor.served import check_served
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import load_experiment
-from serl_chunk.config.outcome import OutcomeConfig
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.outcomes.robot import spec_of
-from serl_chunk.transport.client.link import LearnerLink
 from serl_chunk.transport.storage import journal
-from serl_chunk.transport.storage.spool import Spool, largest_episode_bytes
-from serl_chunk.types import Begin, End, Outcome, Source, Step
-from serl_chunk_robot.wire.codec import Limits, size_of
-
-HERE = "127.0.0.1"
+from serl_chunk.transport.storage.spool import largest_episode_bytes
+from serl_chunk.types import CameraSpec, RobotSpec
 
 
 def camera_config(**transport: Any) -> ExperimentConfig:
@@ -49,66 +36,17 @@ def camera_config(**transport: Any) -> ExperimentConfig:
     )
 
 
-@pytest.mark.parametrize("images", [False, True])
-def test_the_expected_bandwidth_is_what_an_actor_sends(tmp_path, images):
-    config = camera_config() if images else load_experiment("fake_aloha")
-    spec, every = spec_of(config), config.chunk.executed
-    ticks = round(spec.control_hz)
-    spool = Spool(tmp_path / "spool", Limits(1 << 30, 64))
-    link = LearnerLink(
-        config.transport, host=HERE, port=free_port(), actor_id="a", contract={}, spools=lambda run: spool
-    )
-    out = link._out
-    out.attach("run")
-    try:
-        link.begin(Begin("actor-01234567-000000"))
-        for tick in range(ticks):
-            observation = {"state": np.zeros(spec.state_dim, np.float32)}
-            decision = None
-            if tick % every == 0:
-                decision = {"chunk": np.zeros((config.chunk.horizon, spec.action_dim), np.float32)}
-                decision |= dict.fromkeys(("q", "q_std"), np.zeros((), np.float32))
-                decision |= {"values": np.zeros(config.agent.candidates)}
-                for c in map(spec.camera, config.agent.image_keys):
-                    observation[f"images/{c.name}"] = np.zeros((c.height, c.width, 3), np.uint8)
-            action = np.zeros(spec.action_dim, np.float32)
-            link.step(Step(tick, observation, action, 0.0, Source.POLICY, tick, 1, 0.0, decision))
-            out.pack()
-        link.end(End("actor-01234567-000000", ticks, None, False, True, Outcome.UNKNOWN))
-        sent, seq = 0, 0
-        while (kept := spool.at(seq)) is not None:
-            sent, seq = sent + size_of(kept.frames), kept.item.end
-        assert sent == pytest.approx(expected(config, spec).mean, rel=0.03)
-    finally:
-        link.close()
-    if images:
-        need = expected(config, spec)
-        assert need.images > 0.9
-        assert need.human > 4 * need.mean  # frames on every tick instead of every fifth
-        jpeg = expected(camera_config(jpeg_quality=90), spec)
-        assert 0.05 < jpeg.mean / need.mean < 0.2
-        often = expected(
-            dataclasses.replace(config, actor=dataclasses.replace(config.actor, frames="every_tick")), spec
-        )
-        assert often.mean == often.human == pytest.approx(need.human, rel=0.01)
-
-
 NEED = Bandwidth(mean=10e6, human=40e6, images=0.9, episode_seconds=10.0)
 
 
-@pytest.mark.parametrize(
-    ("measured", "status", "words"),
-    [
-        (50e6, "ok", "records 10.0 MB/s (40.0 MB/s while a human acts); measured 50.0 MB/s"),
-        (20e6, "warning", "is sent between episodes"),
-        (5e6, "warning", "an episode of 10.0 s needs 10.0 s more to arrive"),
-        (2e6, "FAIL", "would mostly wait"),
-    ],
-)
+@pytest.mark.parametrize(("measured", "status", "words"), [
+    (50e6, "ok", "records 10.0 MB/s (40.0 MB/s while a human acts); measured 50.0 MB/s"),
+    (20e6, "warning", "is sent between episodes"), (5e6, "warning", "an episode of 10.0 s needs 10.0 s more to arrive"),
+    (2e6, "FAIL", "would mostly wait"),
+])  # fmt: skip
 def test_records_and_snapshots_against_a_link(measured, status, words):
     check = check_bandwidth(NEED, measured, camera_config())
-    assert (check.status, words in check.said) == (status, True)
-    assert ("jpeg_quality=90" in check.remedy) == (status != "ok")
+    assert (check.status, words in check.said, "jpeg_quality=90" in check.remedy) == (status, True, status != "ok")
     assert "jpeg_quality" not in check_bandwidth(NEED, measured, camera_config(jpeg_quality=80)).remedy
     assert "jpeg_quality" not in check_bandwidth(NEED._replace(images=0.0), measured, camera_config()).remedy
     snapshots = [check_snapshots(4, 10 << 20, speed, camera_config()).status for speed in (100e6, 1e6)]
@@ -142,30 +80,6 @@ def test_the_spools_disk(config, tmp_path, monkeypatch):
     assert not (tmp_path / "s").exists()
 
 
-@pytest.mark.compiles
-def test_the_classifier(config, tmp_path, monkeypatch):
-    spec = spec_of(config)
-    camera = spec.cameras[0]
-    save_random(tmp_path / "good", camera)
-    save_random(tmp_path / "other", dataclasses.replace(camera, name="belly"))
-
-    def check(folder: str) -> Check:
-        return check_classifier(dataclasses.replace(config, outcome=OutcomeConfig(classifier=folder)), spec)
-
-    monkeypatch.setattr(checks, "LOOK_SHARE", 1e6)
-    assert check("good").status == "ok"
-    monkeypatch.setattr(checks, "LOOK_SHARE", 0.0)
-    slow = check("good")
-    assert (slow.status, slow.figures["look_s"] > 0) == ("warning", True)
-    for folder, named in (("other", "belly"), ("missing", "missing")):
-        assert check(folder).status == "FAIL"
-        assert named in check(folder).said
-    nowhere = LearnerAddress("127.0.0.1", 1, None, None, insecure=True)
-    missing = dataclasses.replace(config, outcome=OutcomeConfig(classifier="missing"))
-    for changed, count in ((missing, 1), (config, 0)):
-        assert [c.name for c in run_checks(changed, nowhere)].count("classifier") == count
-
-
 def real(config: ExperimentConfig, check: Any = None, cameras: tuple[str, ...] = ()) -> ExperimentConfig:
     robot = GymConfig(make=lambda fake: None, is_real=True, check_devices=check)
     return dataclasses.replace(config, robot=robot, agent=dataclasses.replace(config.agent, image_keys=cameras))
@@ -175,16 +89,11 @@ def broken() -> list[str]:
     raise OSError("driver is gone")
 
 
-@pytest.mark.parametrize(
-    ("found", "status", "said"),
-    [
-        (None, "ok", "none needed"),
-        (lambda: [], "ok", "the robot's own check finds everything"),
-        (lambda: ["no arm at 10.0.0.2", "camera is unplugged"], "FAIL", "no arm at 10.0.0.2; camera is unplugged"),
-        (broken, "FAIL", "OSError: driver is gone"),
-        (lambda: time.sleep(2), "FAIL", "did not end in 0.2 s"),
-    ],
-)
+@pytest.mark.parametrize(("found", "status", "said"), [
+    (None, "ok", "none needed"), (lambda: [], "ok", "the robot's own check finds everything"),
+    (lambda: ["no arm at 10.0.0.2", "camera is unplugged"], "FAIL", "no arm at 10.0.0.2; camera is unplugged"),
+    (broken, "FAIL", "OSError: driver is gone"), (lambda: time.sleep(2), "FAIL", "did not end in 0.2 s"),
+])  # fmt: skip
 def test_devices_of_a_robot(config, tmp_path, monkeypatch, found, status, said):
     monkeypatch.setattr(checks, "CHECK_S", 0.2)
     [check] = check_devices(real(config, found), spec_of(config), tmp_path)
@@ -202,36 +111,87 @@ def test_devices_of_a_simulator_and_cameras(config, tmp_path):
     assert (check.status, "dev/video3" in check.said) == ("ok", True)
 
 
-@pytest.mark.parametrize(("ids", "is_one"), [("0000256F:0000C635", True), ("0000046D:0000C626", True),
-                                             ("0000046D:0000C52F", False), ("00001050:00000407", False)])  # fmt: skip
-def test_a_spacemouse(config, tmp_path, monkeypatch, ids, is_one):
-    folder = tmp_path / "sys/class/hidraw/hidraw2/device"
-    folder.mkdir(parents=True)
-    (folder / "uevent").write_text(f"DRIVER=hid-generic\nHID_ID=0003:{ids}\nHID_NAME=3Dconnexion SpaceMouse Compact\n")
-    (tmp_path / "dev").mkdir()
-    node = tmp_path / "dev" / "hidraw2"
-    node.write_text("")
-    known: list[str] = ["SpaceMouse Compact"]
-    monkeypatch.setattr("pyspacemouse.get_connected_devices", lambda: known)
+SPEC = RobotSpec(
+    "arms", 1 / TICK, J, tuple(LOW), tuple(HIGH), tuple(range(J)), GRIPPERS,
+    (CameraSpec("top", 12, 16), CameraSpec("left", 12, 16)), 500, ((0, 7), (7, 14)),
+)  # fmt: skip
 
-    def look() -> list[Check]:
-        return [c for c in check_devices(config, spec_of(config), tmp_path) if c.name == "SpaceMouse"]
 
-    if not is_one:
-        assert look() == []
-        return
-    [check] = look()
-    assert (check.status, check.said) == ("ok", f"SpaceMouse Compact at {node}")
-    known.clear()
-    assert look()[0].status == "warning"
-    monkeypatch.setattr("os.access", lambda path, mode: False)
-    [check] = look()
-    assert (check.status, "may not open" in check.said, "udev" in check.remedy) == ("warning", True, True)
-    monkeypatch.undo()
+def configured(server, *cameras):
+    config = load_experiment("fake_aloha")
+    return dataclasses.replace(
+        config,
+        robot=dataclasses.replace(config.robot, server=server),
+        agent=dataclasses.replace(config.agent, image_keys=cameras),
+    )
 
-    def no_library() -> None:
-        raise RuntimeError("HID API is probably not installed")
 
-    monkeypatch.setattr("pyspacemouse.get_connected_devices", no_library)
-    [check] = look()
-    assert ("HID API" in check.said, "libhidapi" in check.remedy) == (True, True)
+def found(config, spec=SPEC):
+    checks = list(check_served(config, spec))
+    assert all(c.remedy for c in checks if c.status in ("warning", "FAIL"))
+    return {(c.name, c.said.split(":")[0]) if c.name == "robot camera" else c.name: c for c in checks}
+
+
+@pytest.fixture(scope="module")
+def cell():
+    port = free_port(4)
+    sizes = (("top", 12, 16, port + 2), ("small", 6, 8, port + 3))
+    camera = PublishedCamera("top", port + 2)
+    with served(port=port, cameras=sizes) as robot:
+        yield robot, camera, f"{HERE}:{port}"
+    camera.close()
+
+
+def test_a_robot_that_stands_is_fine(cell):
+    robot, _, server = cell
+    operator = robot.ready()
+    until(operator, "HOLD")
+    checks = found(configured(server, "top"))
+    assert checks["robot server"].status == "ok"
+    for part in ("HOLD", "cleared by operator", "profile fast", server):
+        assert part in checks["robot server"].said
+    assert (checks["robot controller"].status, set(checks["robot lateness"].figures)) == ("ok", {"p50", "p99", "max"})
+    assert checks["robot spec"].status == "ok"
+    camera = checks["robot camera", "top"]
+    assert camera.status == "ok"
+    assert 0 <= camera.figures["age_s"] < 0.2
+    [devices, *_] = [*check_devices(configured(server), SPEC), None]
+    assert devices is None or devices.name == "SpaceMouse"  # the server has the others
+
+
+def test_what_keeps_an_actor_from_working_is_named(cell, monkeypatch):
+    robot, camera, server = cell
+    monkeypatch.setattr(doctor, "PICTURES_S", 0.3)
+    operator = robot.operator()
+    operator.request("stop")
+    until(operator, "STOPPED")
+    robot.arms.fault = "joint 3 is in mode velocity"
+    controller = robot.client("another actor")
+    controller.hello()
+    camera.silent = True
+    try:
+        other = dataclasses.replace(SPEC, control_hz=30.0, cameras=(*SPEC.cameras, CameraSpec("small", 12, 16)))
+        checks = found(configured(server, "top", "left", "small"), other)
+    finally:
+        camera.silent, robot.arms.fault = False, ""
+        controller.close()
+    state = checks["robot server"]
+    assert (state.status, "STOPPED" in state.said, "stopped by" in state.said) == ("warning", True, True)
+    assert "joint 3 is in mode velocity" in state.said
+    assert "control mode" in state.remedy
+    assert checks["robot controller"].status == "warning"
+    assert "another actor" in checks["robot controller"].said
+    assert checks["robot spec"].status == "FAIL"
+    assert "seconds of a tick 0.0333" in checks["robot spec"].said
+    assert "no picture" in checks["robot camera", "top"].said
+    assert "the server has top, small" in checks["robot camera", "left"].said
+    assert "6 x 8" in checks["robot camera", "small"].said
+
+
+def test_a_server_that_does_not_answer_is_named_with_the_command(monkeypatch):
+    monkeypatch.setattr("serl_chunk_robot.client.client.ANSWER", 0.2)
+    [check] = check_served(configured(f"{HERE}:{free_port()}"), SPEC)
+    assert (check.name, check.status) == ("robot server", "FAIL")
+    assert "robot serve" in check.remedy
+    [check] = check_served(configured("no:such:address"), SPEC)
+    assert "brackets" in check.said

@@ -103,8 +103,7 @@ def test_worker_processes_write_the_same_as_one_process(folder, tmp_path):
     assert sorted(_content(tmp_path / "many")) == [NAME, *(f"episode_{i}.hdf5" for i in range(7))]
     assert dataclasses.replace(alone, seconds=0) == dataclasses.replace(many, seconds=0)
     assert (many.frames, many.nbytes) == (many.steps, many.steps * (16 * 16 * 3 + 16))
-    assert [p.done for p in told] == list(range(8))
-    assert told[-1].frames == alone.frames
+    assert ([p.done for p in told], told[-1].frames) == (list(range(8)), alone.frames)
 
 
 def test_a_taken_folder_is_refused_before_anything_is_touched(folder, tmp_path):
@@ -180,14 +179,11 @@ def test_an_interrupted_conversion_ends_as_an_uninterrupted_one(folder, tmp_path
     assert (report.already, report.episodes) == (already, 5)
 
 
-@pytest.mark.parametrize(
-    ("act", "named"),
-    [
-        (kill, ("episode_2.hdf5", "SIGKILL", "workers")),
-        (fill_the_disk, ("episode_2.hdf5", "No space left on device", "resume")),
-        (make_a_mistake, ("episode_2.hdf5", "IndexError")),
-    ],
-)
+@pytest.mark.parametrize(("act", "named"), [
+    (kill, ("episode_2.hdf5", "SIGKILL", "workers")),
+    (fill_the_disk, ("episode_2.hdf5", "No space left on device", "resume")),
+    (make_a_mistake, ("episode_2.hdf5", "IndexError")),
+])  # fmt: skip
 def test_what_is_not_the_episodes_fault_ends_the_conversion_even_with_skip_bad(folder, tmp_path, act, named):
     path, out = folder(5), tmp_path / "out"
     with pytest.raises(DataError, match=naming(*named)):
@@ -302,13 +298,10 @@ def test_frames_are_written_one_by_one_and_a_failure_amid_a_write_is_that_failur
     assert (len(calls), os.listdir(out)) == (3, ["episode_0.hdf5"])
 
 
-@pytest.mark.parametrize(
-    ("episodes", "kills", "workers"),
-    [
-        pytest.param(60, 3, (1,), marks=pytest.mark.system),
-        pytest.param(150, 8, tuple(seed % 4 for seed in range(10)), marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("episodes", "kills", "workers"), [
+    pytest.param(60, 3, (1,), marks=pytest.mark.system),
+    pytest.param(150, 8, tuple(seed % 4 for seed in range(10)), marks=pytest.mark.slow),
+])  # fmt: skip
 def test_killed_at_random_moments_and_resumed_it_ends_the_same(folder, episodes, kills, workers):
     """Killed `kills` times, each time after it placed some more, then let end; for each of `workers`."""
     path = folder(episodes)

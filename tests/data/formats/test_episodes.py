@@ -68,8 +68,7 @@ def test_every_recorders_file_is_read(tmp_path, recorder):
     assert steps.action.dtype == steps.observation["state"].dtype == np.float32
     assert not steps.reward.any()
     assert set(steps.source) == {Source.SCRIPTED if recorder == "act_sim" else Source.HUMAN}
-    assert set(steps.decision_tick) == {-1}
-    assert sorted(steps.sparse) == ["images/top", "images/wrist"]
+    assert (set(steps.decision_tick), sorted(steps.sparse)) == ({-1}, ["images/top", "images/wrist"])
     for camera in ("top", "wrist"):
         index, frames = steps.sparse[f"images/{camera}"]
         assert index.tolist() == list(range(6))
@@ -165,15 +164,13 @@ def test_images_at_some_steps_only_are_not_repeated(tmp_path):
     index, frames = steps.sparse["images/top"]
     assert index.tolist() == [0, 3, 6]
     np.testing.assert_array_equal(np.asarray(frames), file[TOP][ticks])
-    assert set(steps.source) == {Source.POLICY}
-    assert steps.decision_tick.tolist() == [0, 0, 0, 3, 3, 3, 6]
+    assert (set(steps.source), steps.decision_tick.tolist()) == ({Source.POLICY}, [0, 0, 0, 3, 3, 3, 6])
     assert sorted(end.final_observation) == ["state"]  # no camera was read at the last tick
     aloha(path, more={"chunk_starts": np.array([0, 0, 1, 0, 1, 0])})  # flags, which may begin late
     assert _read(path).steps.decision_tick.tolist() == [-1, -1, 2, 2, 4, 4]
     aloha(path, 4, frames=lambda v: v[1:3], more={"image_indices": np.array([1, 2], np.uint8)})
     steps = _read(path).steps
-    assert set(steps.source) == {Source.HUMAN}
-    assert steps.sparse["images/top"].index.tolist() == [1, 2]
+    assert (set(steps.source), steps.sparse["images/top"].index.tolist()) == ({Source.HUMAN}, [1, 2])
 
 
 def test_joints_and_the_mobile_base_are_the_robots(tmp_path):
@@ -217,15 +214,6 @@ def _scored(folder: Path, *names: str) -> None:
             aloha(folder / name / f"episode_{i}.hdf5", 4 + k, seed=i)
 
 
-def test_folders_of_document_000_have_their_rewards(tmp_path):
-    _scored(tmp_path, "score_5", "score_1")
-    source = FORMAT.open(tmp_path, RGB)
-    assert source.keys() == [f"score_{k}/episode_{i}.hdf5" for k in (1, 5) for i in (2, 10)]
-    for key, rewards, outcome in (("score_1", [0] * 4, Outcome.FAILURE), ("score_5", [0, 0, 1], Outcome.SUCCESS)):
-        _, steps, end = source.read(f"{key}/episode_2.hdf5")
-        assert (steps.reward.tolist(), end.outcome, end.terminated) == (rewards, outcome, True)
-
-
 def test_any_folder_can_be_given_a_reward_and_none_is_left_without(tmp_path, joints_spec):
     _scored(tmp_path, "score_5", "score_3", "notes_to_self")
     scores = (("score_5", 1.0), ("score_3", 0.5), ("notes_to_self", 0.0))
@@ -239,14 +227,9 @@ def test_any_folder_can_be_given_a_reward_and_none_is_left_without(tmp_path, joi
     middle = source.read("score_3/episode_10.hdf5")
     assert middle.steps.reward.tolist() == [0.5] * middle.steps.n
     assert (middle.end.outcome, middle.end.terminated) == (Outcome.UNKNOWN, True)
-    # Opened once more from what a run wrote down, an episode is what it was.
-    options = ReadOptions(scores=scores, cameras=())
-    demos = load_demos([tmp_path], joints_spec, options=options)
+    demos = load_demos([tmp_path], joints_spec, options=ReadOptions(scores=scores, cameras=()))
     outcomes = (Outcome.FAILURE, Outcome.UNKNOWN, Outcome.SUCCESS)
     assert [e.end.outcome for e in demos.episodes] == [outcome for outcome in outcomes for _ in range(2)]
-    for origin, episode in zip(demos.origins, demos.episodes, strict=True):
-        assert origin.path == tmp_path
-        assert FORMAT.open(tmp_path, options).read(origin.key).end.outcome is episode.end.outcome
 
 
 def test_folders_hold_files_in_their_order_under_ids_of_their_own(tmp_path, joints_spec):
@@ -471,14 +454,6 @@ def test_records_out_of_order_and_a_folder_that_cannot_be_made_are_refused(tmp_p
     step = Step(0, {"state": np.zeros(5, np.float32)}, np.zeros(3, np.float32), 0.0, Source.HUMAN, -1, -1, 0.0)
     end = End("a", 1, None, False, True, Outcome.UNKNOWN)
     with EpisodeWriter(tmp_path, spec) as writer:
-        with pytest.raises(DataError, match=naming("step", 0)):
-            writer.step(step)
-        with pytest.raises(DataError, match=naming("a", "(none)")):
-            writer.end(end)
-        writer.begin(Begin("a"))
-        with pytest.raises(DataError, match=naming("b", "a")):
-            writer.begin(Begin("b"))
-        writer.end(end._replace(length=0))  # no steps: nothing to keep
         writer.begin(Begin("a"))
         writer.step(step)
         writer.step(step._replace(tick=2))

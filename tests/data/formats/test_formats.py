@@ -28,25 +28,22 @@ def robot(state: int, actions: int, *joints: int, name: str = "arm") -> RobotSpe
     return RobotSpec(name, 10.0, state, (-9.0,) * actions, (9.0,) * actions, joints or (-1,) * actions, (), (), 100)
 
 
-@pytest.mark.parametrize(
-    ("format", "options", "error", "named"),
-    [
-        ("d4rl", {"success": True}, ConfigError, ("success", "failure")),
-        ("hil_serl", {"cameras": ("top",)}, DataError, ("top", "wrist_1", "side")),
-        ("hil_serl", {"cameras": (), "spec": robot(5, 7)}, DataError, ("arm", 7, "/action", 4)),
-        ("robomimic", {"cameras": ("top",)}, DataError, ("top", "agentview", "eye_in_hand")),
-        ("robomimic", {"hz": 10.0}, DataError, ("x.hdf5", 20, 10, "hz")),
-        ("ogbench", {"env_reward": "dense"}, DataError, ("x.npz", "dense", "env")),
-        ("episodes", {"color": None}, DataError, ("x.hdf5", "color", "color", "cameras")),
-        ("episodes", {"cameras": ("front",)}, DataError, ("x.hdf5", "/observations/images", "front", "top", "wrist")),
-        ("episodes", {"reward_every_step": True}, DataError, ("x.hdf5", "success", "failure", "scores")),
-        ("episodes", {"spec": robot(2, 7)}, DataError, ("arm", 7, "/action", 2)),
-        ("episodes", {"spec": robot(7, 2, 0, 6)}, DataError, ("arm", 7, "ALOHA", 2)),
-        ("episodes", {"spec": robot(7, 2)}, DataError, ("arm", 7, "/observations/qpos", 2)),
-        ("episodes", {"proportion": 1.01}, ConfigError, ("proportion", 1.01, "(0, 1]")),
-        ("episodes", {"hz": 0.0}, ConfigError, ("hz", 0)), ("hdf6", {}, ConfigError, ("hdf6", "episodes")),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("format", "options", "error", "named"), [
+    ("d4rl", {"success": True}, ConfigError, ("success", "failure")),
+    ("hil_serl", {"cameras": ("top",)}, DataError, ("top", "wrist_1", "side")),
+    ("hil_serl", {"cameras": (), "spec": robot(5, 7)}, DataError, ("arm", 7, "/action", 4)),
+    ("robomimic", {"cameras": ("top",)}, DataError, ("top", "agentview", "eye_in_hand")),
+    ("robomimic", {"hz": 10.0}, DataError, ("x.hdf5", 20, 10, "hz")),
+    ("ogbench", {"env_reward": "dense"}, DataError, ("x.npz", "dense", "env")),
+    ("episodes", {"color": None}, DataError, ("x.hdf5", "color", "color", "cameras")),
+    ("episodes", {"cameras": ("front",)}, DataError, ("x.hdf5", "/observations/images", "front", "top", "wrist")),
+    ("episodes", {"reward_every_step": True}, DataError, ("x.hdf5", "success", "failure", "scores")),
+    ("episodes", {"spec": robot(2, 7)}, DataError, ("arm", 7, "/action", 2)),
+    ("episodes", {"spec": robot(7, 2, 0, 6)}, DataError, ("arm", 7, "ALOHA", 2)),
+    ("episodes", {"spec": robot(7, 2)}, DataError, ("arm", 7, "/observations/qpos", 2)),
+    ("episodes", {"proportion": 1.01}, ConfigError, ("proportion", 1.01, "(0, 1]")),
+    ("episodes", {"hz": 0.0}, ConfigError, ("hz", 0)), ("hdf6", {}, ConfigError, ("hdf6", "episodes")),
+])  # fmt: skip
 def test_settings_that_do_not_fit_are_named(tmp_path, format, options, error, named):
     path = SAMPLES.get(format, SAMPLES["episodes"])(tmp_path)
     with pytest.raises(error, match=naming(*named)):
@@ -127,19 +124,16 @@ FILES = {
 GROUPS = ["data", "data/demo_0", "data/demo_0/obs"]
 
 
-@pytest.mark.parametrize(
-    ("format", "name", "harm"),
-    [
-        *(
-            (f, name, harm)
-            for f, names in FILES.items()
-            for name in names
-            for harm in (external_link, external_storage)
-        ),
-        *((f, names[0], harm) for f, names in FILES.items() for harm in HARMS[2:]),
-        *(("robomimic", name, external_link) for name in GROUPS),
-    ],
-)
+@pytest.mark.parametrize(("format", "name", "harm"), [
+    *(
+        (f, name, harm)
+        for f, names in FILES.items()
+        for name in names
+        for harm in (external_link, external_storage)
+    ),
+    *((f, names[0], harm) for f, names in FILES.items() for harm in HARMS[2:]),
+    *(("robomimic", name, external_link) for name in GROUPS),
+])  # fmt: skip
 def test_a_source_reads_nothing_but_its_file(tmp_path: Path, format: str, name: str, harm: Callable[..., None]) -> None:
     (tmp_path / "secret.bin").write_bytes(b"secret-bytes")
     with h5py.File(tmp_path / "other.h5", "w") as file:
@@ -231,14 +225,3 @@ def test_a_failure_of_the_machine_is_no_bad_episode(
     if kind is NoMemoryError:
         with pytest.raises(DataError, match=naming(good.name, error)):
             hdf5.read_episode(good)
-
-
-def test_dense_rewards_tell_no_success(tmp_path):
-    for format, changes, options, tell in (
-        *(("d4rl", {"rewards": 2 * rewards}, {}, True) for rewards in ([0, 0, 1], [-1, -1, 0])),
-        *(("d4rl", {"rewards": 2 * rewards}, {}, False) for rewards in ([0, 0.5, 1], [3, 1, 2])),
-        ("episodes", {}, {"success": True}, True),
-        ("episodes", {}, {"success": True, "reward_every_step": True}, False),
-    ):
-        path = amended(SAMPLES[format](tmp_path), changes)
-        assert open_episodes(path, ReadOptions(color="rgb", **options), format).rewards_mark_success is tell

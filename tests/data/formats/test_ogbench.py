@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib.util
 import itertools
 import sys
-import threading
 import time
 import types
-import weakref
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -22,12 +19,11 @@ from errors import naming
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serl_chunk.data.demos import load_demos
 from serl_chunk.data.formats import open_episodes
-from serl_chunk.data.formats.ogbench import OgbenchSource, cut_at_successes, headers, label_states, load
+from serl_chunk.data.formats.ogbench import cut_at_successes, headers, label_states, load
 from serl_chunk.data.rotating_dataset import ShardedSource
 from serl_chunk.data.source import ReadOptions
-from serl_chunk.types import ConfigError, DataError, Episode, Outcome, RobotSpec, Source
+from serl_chunk.types import ConfigError, DataError, Outcome, Source
 
 PLAY = Path(__file__).parents[1] / "ogbench_play.npz"  # rows of cube-single-play: 120 of one trajectory, 40 of another
 TASK = "cube-single-play-singletask-task1-v0"
@@ -96,19 +92,6 @@ def test_a_trajectory_has_a_step_less_than_rows(path: Path) -> None:
     assert [e.steps.n for e in read_all(npz_file(path, content))] == [3, 2]
 
 
-@pytest.mark.parametrize(("proportion", "kept"), [(0.01, 1), (0.72, 5)])
-def test_a_share_is_one_of_the_steps(path: Path, proportion: float, kept: int) -> None:
-    """As the published flag: solved steps that are kept are episodes of one step."""
-    solved, lengths = np.isin(np.arange(14), (4, 5, 6, 7)), [4, 1, 1, 1, 3, 2]
-    npz_file(path, trajectories((11, 3)) | {"rewards": solved - 1.0, "masks": 1.0 - solved})
-    assert [e.steps.n for e in read_all(path, solved="keep")] == lengths
-    options = ReadOptions(solved="keep", proportion=proportion)
-    source = open_episodes(path, options)
-    assert (source.lengths(), len(source.keys())) == (lengths[:kept], kept)
-    robot = RobotSpec("point", 10.0, 4, (-1.0,) * 2, (1.0,) * 2, (-1,) * 2, (), (), max_episode_steps=20)
-    assert [e.steps.n for e in load_demos([path], robot, options=options).episodes] == lengths[:kept]
-
-
 def test_labelled_rows_end_episodes_at_successes(path: Path) -> None:
     success = np.array([0, 0, 1, 1, 0, 0, 1, 0, 0, 0, 0, 0])
     labels = {"rewards": (success - 1).astype(np.float32), "masks": (1 - success).astype(np.float32)}
@@ -124,20 +107,6 @@ def test_labelled_rows_end_episodes_at_successes(path: Path) -> None:
     assert states_of(kept) == [[0, 1], [2], [3, 4, 5], [6], [8, 9, 10]]
     assert kept[1].end.final_observation["state"][0] == 3
     assert (kept[1].steps.reward.tolist(), kept[1].end.terminated, kept[1].end.outcome) == ([1], True, Outcome.SUCCESS)
-
-
-def test_dense_rewards_count_what_is_missing_after_a_step(path: Path) -> None:
-    """1 minus the parts, of the state a step leads to: with an offset of -1 OGBench's numbers, a step earlier."""
-    content = trajectories((6, 3)) | {"rewards": np.array([-3, -2, -3, 0, -1, -1, -2, -1, -1], np.float32)}
-    dense, sparse = read_all(npz_file(path, content), env_reward="dense"), read_all(path)
-    assert [e.steps.reward.tolist() for e in dense] == [[-1, -2, 1], [0], [0, 0]]
-    assert [e.steps.reward.tolist() for e in sparse] == [[0, 0, 1], [0], [0, 0]]
-    assert dense[0].steps.reward.dtype == np.float32
-    for episodes in (dense, sparse):
-        assert [e.end.outcome for e in episodes] == [Outcome.SUCCESS, Outcome.UNKNOWN, Outcome.UNKNOWN]
-    for unlabelled in (trajectories(), content | {"rewards": np.zeros(9), "masks": np.arange(9) % 2.0}):
-        with pytest.raises(DataError, match=naming(path.name, "dense", "env")):
-            read_all(npz_file(path, unlabelled), env_reward="dense")
 
 
 @pytest.fixture
@@ -176,8 +145,7 @@ def test_a_task_is_judged_by_its_environment(path: Path, fake_ogbench: dict[str,
     content["qpos"][:, 0] = [0, 0, 0, 2, 2, 0]
     npz_file(path, content)
     (got,), (dense,) = read_all(path, env=TASK), read_all(path, env=TASK, env_reward="dense")
-    assert (got.steps.reward.tolist(), dense.steps.reward.tolist()) == ([0, 0, 1], [-1, -1, 1])
-    assert got.begin.task == TASK
+    assert (got.steps.reward.tolist(), dense.steps.reward.tolist(), got.begin.task) == ([0, 0, 1], [-1, -1, 1], TASK)
     assert fake_ogbench == {"closed": 2, "name": "cube-single-singletask-task1-v0"}
     for env, named in (
         ("cube-nope-singletask-v0", ("doesn't exist",)),
@@ -193,13 +161,6 @@ def test_a_task_is_judged_by_its_environment(path: Path, fake_ogbench: dict[str,
         read_all(npz_file(path, content), env=TASK)
 
 
-def test_a_task_without_ogbench_says_what_to_install(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ogbench", None)
-    assert len(read_all(npz_file(path, trajectories()))) == 2
-    with pytest.raises(ConfigError, match=naming("ogbench", "pip install 'serl-chunk[ogbench]'")):
-        read_all(path, env=TASK)
-
-
 def test_real_rows_by_the_real_environment() -> None:
     """Rows 35 to 89 of the first trajectory are successes of task 1."""
     first, second = read_all(PLAY)
@@ -207,8 +168,7 @@ def test_real_rows_by_the_real_environment() -> None:
     if importlib.util.find_spec("ogbench") is None:  # looked up only: importing it decides how MuJoCo renders
         pytest.skip("the [ogbench] extra is not installed")
     judged = read_all(PLAY, env=TASK)
-    assert [e.steps.n for e in judged] == [35, 29, 39]
-    assert judged[0].steps.reward.tolist() == [0] * 34 + [1]
+    assert ([e.steps.n for e in judged], judged[0].steps.reward.tolist()) == ([35, 29, 39], [0] * 34 + [1])
     assert [e.end.terminated for e in judged] == [True, False, False]
 
 
@@ -261,7 +221,6 @@ def test_arrays_are_those_of_their_headers_and_bounded_by_what_is_stored(path: P
 
 
 WAIT = 10.0
-SOURCE = "serl_chunk.data.rotating_dataset.OgbenchSource"
 
 
 def write(folder: Path, i: int, lengths: tuple[int, ...] = (3, 3), **more: Any) -> None:
@@ -317,35 +276,6 @@ def test_seeking_and_beginning_later_lead_where_advancing_does(folder: Path) -> 
                 assert walk(source, 20) == at[updates : updates + 20]
 
 
-def test_two_shards_are_in_memory_at_most(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    alive: list[weakref.ref[np.ndarray]] = []
-    most = 0
-    gc.collect()
-    gc.freeze()  # what other tests left need not be looked through once an episode
-
-    class Counted(OgbenchSource):
-        def read(self, key: str) -> Episode:
-            nonlocal most
-            episode = super().read(key)
-            if key.endswith(":0"):
-                alive.append(weakref.ref(episode.steps.observation["state"]))
-            gc.collect()
-            most = max(most, sum(r() is not None for r in alive))
-            return episode
-
-    monkeypatch.setattr(SOURCE, Counted)
-    with sharded(folder, ReadOptions(), replace_interval=1) as source:
-        for _ in range(8):
-            source.advance()
-        assert (len(alive) >= 9, most) == (True, 2)
-        taken = [weakref.ref(e.steps.observation["state"]) for e in source.take()]  # the caller's alone
-        gc.collect()
-        assert not any(ref() is not None for ref in taken)
-        assert source.episodes == []
-        assert source.advance()
-        assert shard_of(source) >= 0
-
-
 def test_an_error_of_the_thread_is_raised_before_the_shard_is_due(folder: Path) -> None:
     with sharded(folder, ReadOptions(), replace_interval=1, seed=1) as first:
         current = first.current
@@ -363,19 +293,3 @@ def test_an_error_of_the_thread_is_raised_before_the_shard_is_due(folder: Path) 
             with pytest.raises(DataError, match=naming(folder, "zip")):
                 call()
             assert (source.current, len(source.episodes)) == (current, 2)
-
-
-def test_proportions_of_steps_and_single_shards(tmp_path: Path) -> None:
-    write(tmp_path, 0, (3, 3, 3, 3))
-    with sharded(tmp_path, ReadOptions(proportion=0.5), replace_interval=1) as source:
-        assert [e.steps.n for e in source.episodes] == [2, 2]
-        before = threading.active_count()
-        assert not any(source.advance() for _ in range(10))
-        assert threading.active_count() == before
-    solved = np.isin(np.arange(12), (4, 5, 6, 7))
-    for i in range(2):
-        write(tmp_path, i, (12,), rewards=solved - 1.0, masks=1.0 - solved)
-    with sharded(tmp_path, ReadOptions(solved="keep", proportion=0.4), replace_interval=1) as source:
-        for _ in range(2):
-            assert [e.steps.n for e in source.episodes] == [4]  # of 4, 1, 1, 1 and 4
-            source.advance()

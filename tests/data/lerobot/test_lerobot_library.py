@@ -91,8 +91,7 @@ def test_lerobot_loads_what_we_write(tmp_path: Path, mode: str):
     found = np.load(tmp_path / "items.npz")
     lengths = [e.steps.n for e in episodes]
     rows = [(e, t) for e, n in enumerate(lengths) for t in range(n)]
-    assert found["episodes"] == len(episodes)
-    assert found["task"].tolist() == [episodes[e].begin.task for e, _ in rows]
+    assert (found["episodes"], found["task"].tolist()) == (len(episodes), [episodes[e].begin.task for e, _ in rows])
     assert found["episode_index"].tolist() == [e for e, _ in rows]
     assert (found["observation.state"] == np.concatenate([e.steps.observation["state"] for e in episodes])).all()
     for (e, t), chunk, padded in zip(rows, found["action"], found["action_is_pad"], strict=True):

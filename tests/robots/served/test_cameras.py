@@ -20,13 +20,10 @@ from robot_world import TICK
 
 from serl_chunk.actor.episode import EpisodeRunner
 from serl_chunk.config.robots import FakeAlohaConfig
-from serl_chunk.data.normalise.normaliser import Normaliser
-from serl_chunk.data.preprocess import Preprocess
-from serl_chunk.replay.replay import Replay
 from serl_chunk.robots.served import cameras
 from serl_chunk.robots.served.cameras import ServedPictures
 from serl_chunk.robots.served.robot import HELD_S, ServedRobot
-from serl_chunk.types import IMAGE_PREFIX, Begin, CameraSpec, ConfigError, Source, StepBlock
+from serl_chunk.types import IMAGE_PREFIX, CameraSpec, ConfigError, Source
 from serl_chunk_robot.client.client import RobotError
 
 TOP = IMAGE_PREFIX + "top"
@@ -100,61 +97,6 @@ def episode(cell, env, expert, **more):
         return sink, runner.run_episode(1), config
     finally:
         runner.close()
-
-
-def test_a_camera_that_froze_or_was_gone_costs_its_gap_alone_and_no_window_shows_a_stale_frame(cell, caplog):
-    """The pictures hold their own moments, so that their ages are known without the product's own stamps."""
-    env, frame_moments, tick_moments = cell.env(max_episode_steps=220), [], []
-
-    def draw(number: int) -> None:
-        cell.top.camera._image[0, 0] = len(frame_moments) % 256, len(frame_moments) // 256, number % 256
-        frame_moments.append(time.monotonic())
-
-    def receive():
-        result = type(env).receive(env)
-        tick_moments.append(time.monotonic())
-        return result
-
-    def fail() -> None:
-        """The camera repeats its picture for 0.9 s; 0.8 s later it gives none for 0.9 s."""
-        cell.top.camera.frozen = True
-        for after, of, name, value in (
-            (0.9, cell.top.camera, "frozen", False), (1.7, cell.top, "silent", True), (2.6, cell.top, "silent", False)
-        ):  # fmt: skip
-            threading.Timer(after, setattr, (of, name, value)).start()
-
-    cell.top.camera._draw, env.receive = draw, receive
-    sink, summary, config = episode(cell, env, Moves(30, fail), horizon=4)
-    steps = sink.steps
-    assert (summary.fault, len(steps)) == ("", 220)
-    assert "no decisions: camera 'top': the same picture for 0." in caplog.text
-    of: list[int] = []
-    for step in steps:  # one that repeats the frame before it has none
-        image = step.observation.get(TOP)
-        of.append(of[-1] if image is None else int(image[0, 0, 0]) + 256 * int(image[0, 0, 1]))
-    ages = [now - frame_moments[k] for now, k in zip(tick_moments, of[1:], strict=False)]  # of ticks 1, 2, ...
-    stale = 1 + np.flatnonzero(np.array(ages) > cameras.STALE_S + 0.03)
-    frozen, gone = np.split(stale, np.flatnonzero(np.diff(stale) > 5) + 1)
-    assert min(len(frozen), len(gone)) > 0.3 / TICK
-    held = [s.tick for s in steps if s.lost_ticks and s.tick > 30]
-    assert len(held) > 0.4 / TICK
-    assert {steps[t].source for t in held} == {Source.HOLD}
-    after = [s.source for s in steps[held[-1] + 2 :]]
-    assert after.count(Source.SCRIPTED) >= len(after) - 3  # a machine that stalls holds for a tick
-    one = np.ones((4, J), np.float32)
-    normaliser = Normaliser("absolute_range", np.zeros(J, np.float32), one[0], 0 * one, one, np.full(J, -1, np.int32))
-    replay = Replay(env.robot_spec, config, Preprocess(normaliser, (env.robot_spec.camera("top"),)))
-    begin = next(r for r in sink.records if isinstance(r, Begin))
-    for record in (begin, StepBlock.from_steps(begin.episode_id, steps), sink.last_end):
-        replay.insert("s", record)
-    held = replay._partitions
-    (recorded,) = [e for partition in held.all for e in partition.episodes.values()]
-    starts = np.flatnonzero(held.windows_online.contains(recorded.rows[: recorded.length]))
-    shown = {int(t) for start in starts for t in range(start, start + replay.window_steps + 1)}
-    assert not shown & set(stale.tolist())
-    assert shown & set(range(10, 25)), "before"
-    assert shown & set(range(int(frozen[-1]) + 5, int(gone[0]) - 20)), "between"
-    assert shown & set(range(int(gone[-1]) + 5, len(steps))), "after"
 
 
 @pytest.mark.parametrize(("fault", "words"), [("silent", "no new picture for"), ("frozen", "the same picture for")])

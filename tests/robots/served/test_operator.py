@@ -71,11 +71,10 @@ def operator(monkeypatch):
     operator.close()
 
 
-@pytest.mark.parametrize(
-    ("first", "then", "sent"),
-    [("hold", ("clear", "go", "proceed", "park", "hold", "stop"), ["hold", "stop"]),
-     ("clear", ("go", "park", "hold"), ["clear", "hold"]), ("stop", ("clear",), ["stop", "clear"])],
-)  # fmt: skip
+@pytest.mark.parametrize(("first", "then", "sent"), [
+    ("hold", ("clear", "go", "proceed", "park", "hold", "stop"), ["hold", "stop"]),
+    ("clear", ("go", "park", "hold"), ["clear", "hold"]), ("stop", ("clear",), ["stop", "clear"]),
+])  # fmt: skip
 def test_what_stops_goes_first_and_drops_what_would_move_the_robot_after_it(operator, first, then, sent):
     client = Client.made[-1]
     client.slow = first
@@ -134,11 +133,10 @@ def test_at_the_end_a_stop_is_sent_and_no_motion(operator):
 SHOWN = ShownRobot(3, "actor", "p", "desk", 1.0)
 
 
-@pytest.mark.parametrize(
-    ("op", "carried"),
-    [("clear", {"generation": 3}), ("proceed", {"generation": 3}), ("park", {"generation": 3}),
-     ("go", {"generation": 3, "controller": "actor", "process": "p"}), ("stop", {}), ("hold", {})],
-)  # fmt: skip
+@pytest.mark.parametrize(("op", "carried"), [
+    ("clear", {"generation": 3}), ("proceed", {"generation": 3}), ("park", {"generation": 3}),
+    ("go", {"generation": 3, "controller": "actor", "process": "p"}), ("stop", {}), ("hold", {}),
+])  # fmt: skip
 def test_a_request_carries_what_was_shown_and_a_refusal_is_shown_until_the_state_changes(operator, op, carried):
     client = Client.made[-1]
     client.errors = [RobotError("of generation 3, and the robot is in 7 now")]

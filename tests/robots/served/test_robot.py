@@ -25,7 +25,7 @@ from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.data.formats.hdf5 import read_episode
 from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
 from serl_chunk.evaluation.results import EvalResult
-from serl_chunk.robots.served.robot import HELD_S, ServedRobot, _conditions
+from serl_chunk.robots.served.robot import HELD_S, ServedRobot
 from serl_chunk.types import STATE, ConfigError
 from serl_chunk_robot.client.client import RobotError
 from serl_chunk_robot.drivers.base import Event
@@ -129,11 +129,10 @@ def test_a_target_beyond_a_limit_is_recorded_as_it_was_cut(served, ready):
     served.server.loop.limit(limits._replace(high=np.where(np.arange(J) == 0, edge, limits.high)))
     for k in range(1, 21):
         *_, info = env.step((at + 0.005 * k * (np.arange(J) == 0)).astype(np.float32))
-    assert info["gate"] == "limit"
-    assert info["executed_action"][0] == pytest.approx(edge, abs=1e-6)
+    assert (info["gate"], info["executed_action"][0]) == ("limit", pytest.approx(edge, abs=1e-6))
 
 
-def test_what_an_episode_was_moved_under_is_recorded_without_very_many_draws(served, tmp_path):
+def test_what_an_episode_was_moved_under_is_recorded(served, tmp_path):
     operator = served.ready()
     config = dataclasses.replace(make_config(actor=ActorConfig(clock="realtime")), robot=config_of(served))
     spec = dataclasses.replace(SPEC, max_episode_steps=4)
@@ -155,9 +154,6 @@ def test_what_an_episode_was_moved_under_is_recorded_without_very_many_draws(ser
     result = EvalResult(mode="mean", seed_base=0, policy_version=0, tick_seconds=spec.dt, summaries=summaries)
     reported = [episode["conditions"] for episode in json.loads(json.dumps(result.to_json()))["episodes"]]
     assert reported == [json.loads(begin.conditions) for begin in begins]
-    state = {"profile": "fast", "digest": "3.2"}
-    many = {f"reset.step[{k}]": np.full(J, 0.123456) for k in range(300)}
-    assert json.loads(_conditions(state, many)) == state
 
 
 @pytest.fixture
@@ -251,8 +247,7 @@ def test_a_reset_is_asked_for_once_and_waited_for_and_the_time_limit_leaves_the_
         env.reset(seed=1)
         assert asked.count("reset") == 1
         steps = [env.step(STAY) for _ in range(5)]
-        assert asked.count("arm") == 1
-        assert [step[2:4] for step in steps] == [(False, False)] * 4 + [(False, True)]
+        assert (asked.count("arm"), [step[2:4] for step in steps]) == (1, [(False, False)] * 4 + [(False, True)])
         assert "lost_ticks" not in steps[1][4]
         until(operator, "HOLD")
 
@@ -343,13 +338,12 @@ def test_who_keeps_the_rate_and_a_state_of_before_the_arm_is_no_lapse(ready):
         assert "lost_ticks" not in env.receive()[4]
 
 
-@pytest.mark.parametrize(
-    ("change", "word"),
-    [({"control_hz": 10.0}, "seconds of a tick"), ({"state_dim": 20}, "numbers of a state"),
-     ({"grippers": (6,)}, "grippers"), ({"arms": ((0, J),)}, "arms"),
-     ({"joint_of_action": (1, 0, *range(2, J))}, "joints commanded by actions"),
-     ({"action_high": tuple(HIGH + 3)}, "beyond the robot's joints")],
-)  # fmt: skip
+@pytest.mark.parametrize(("change", "word"), [
+    ({"control_hz": 10.0}, "seconds of a tick"), ({"state_dim": 20}, "numbers of a state"),
+    ({"grippers": (6,)}, "grippers"), ({"arms": ((0, J),)}, "arms"),
+    ({"joint_of_action": (1, 0, *range(2, J))}, "joints commanded by actions"),
+    ({"action_high": tuple(HIGH + 3)}, "beyond the robot's joints"),
+])  # fmt: skip
 def test_a_robot_that_differs_is_refused_by_field(make, change, word):
     with pytest.raises(ConfigError, match=word) as raised:
         make(**change)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import json
 import logging
+import os
 import re
+import stat
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import zmq
 from errors import naming
-from flaky_proxy import FlakyProxy, flaky
+from flaky_proxy import flaky
 from key_tools import HERE, invited, joined, tell
 from ports import free_port
 from transport_tools import CONFIG, CONTRACT, Inbox, RawActor, eventually, linked, send_episode, serving
@@ -24,52 +28,6 @@ from serl_chunk.transport.wire.handshake import RefusedError, UnreachableError
 from serl_chunk.types import ConfigError
 from serl_chunk_robot.wire import codec
 from serl_chunk_robot.wire.curve import Pair, fingerprint, to_bytes, use_keys
-
-# Who gets in.
-
-
-class _Copying:
-    """A socket that keeps a copy of what it sends."""
-
-    def __init__(self, to, seen):
-        self._to, self._seen = to, seen
-
-    def sendall(self, data):
-        self._seen.extend(data)
-        self._to.sendall(data)
-
-    def __getattr__(self, name):
-        return getattr(self._to, name)
-
-
-def test_nothing_that_passes_can_be_read(learner, tmp_path, port):
-    """A wire tap between actor and learner sees neither the records nor anything else of ours."""
-    keys, marker, seen, inbox = (
-        joined(learner, tmp_path / "robot"),
-        "episode-with-a-name-to-look-for",
-        bytearray(),
-        Inbox(),
-    )
-
-    class Tap(FlakyProxy):
-        def _forward(self, a, b, up):
-            super()._forward(a, _Copying(b, seen), up)
-
-    tap = free_port()
-    while abs(tap - port) < 3:
-        tap = free_port()
-    with (
-        contextlib.closing(Tap(tap, port)),
-        serving(port, keys=learner, on_record=inbox),
-        linked(tap, keys=keys) as link,
-    ):
-        send_episode(link, marker, 5)
-        assert link.flush(10)
-    assert list(inbox.episodes()) == [marker]
-    assert b"CURVE" in seen
-    assert len(seen) > 2000
-    for secret in (marker.encode(), b"hello", b"robot", b"horizon", keys.pair.secret.encode()):
-        assert secret not in seen
 
 
 def test_on_loopback_the_learner_decides_whether_keys_are_used(learner, tmp_path, port):
@@ -86,9 +44,6 @@ def test_on_loopback_the_learner_decides_whether_keys_are_used(learner, tmp_path
             assert mechanism_at(HERE, port) == "CURVE"
             send_episode(link, "b", 5)
             assert link.flush(20)
-
-
-# Who does not, and what is said.
 
 
 def refusal(port: int, keys: ClientKeys | None) -> str:
@@ -148,9 +103,6 @@ def test_an_actor_that_was_connected_waits_for_the_right_learner(learner, tmp_pa
         with serving(port, keys=learner, on_record=inbox):
             assert link.flush(20)
     assert inbox.episodes() == {"a": [0.0, 1.0, 2.0, 3.0, 4.0]}
-
-
-# Joining.
 
 
 def test_a_line_is_good_for_one_robot(learner, tmp_path, port):
@@ -301,16 +253,6 @@ def test_a_second_program_that_joins_at_the_same_time_is_let_in_too(learner, tmp
     assert ClientKeys.all(tmp_path / "robot")[0].ticket is None
 
 
-def test_a_learner_that_cannot_look_into_its_keys_is_not_called_absent(learner, tmp_path, port):
-    keys = invited(learner, tmp_path / "robot", port=port)
-    with serving(port, keys=learner):
-        learner.folder.chmod(0o770)
-        with pytest.raises(UnreachableError, match=naming(f"{HERE}:{port}", "keys")):
-            enroll(keys, CONFIG, HERE, port, 1.0)
-        learner.folder.chmod(0o700)
-        assert enroll(keys, CONFIG, HERE, port, 5.0).ticket is None
-
-
 def test_strangers_do_not_silence_the_learners_complaints(learner, port, caplog):
     with caplog.at_level(logging.WARNING), serving(port, keys=learner) as server:
         for i in range(600):
@@ -321,3 +263,149 @@ def test_strangers_do_not_silence_the_learners_complaints(learner, port, caplog)
         server._sockets.complain("control", "10.1.1.1", "unknown key: of a robot")
         server._sockets.complain("control", "10.1.1.1", "unknown key: of a robot")
     assert sum("of a robot" in r.message for r in caplog.records) == 1
+
+
+def test_a_learner_that_cannot_look_into_its_keys_is_not_called_absent(learner, tmp_path, port):
+    keys = invited(learner, tmp_path / "robot", port=port)
+    with serving(port, keys=learner):
+        learner.folder.chmod(0o770)
+        with pytest.raises(UnreachableError, match=naming(f"{HERE}:{port}", "keys")):
+            enroll(keys, CONFIG, HERE, port, 1.0)
+        learner.folder.chmod(0o700)
+        assert enroll(keys, CONFIG, HERE, port, 5.0).ticket is None
+
+
+def test_secrets_are_for_their_owner_alone(learner, tmp_path):
+    old = os.umask(0)  # the most careless there is
+    try:
+        keys = invited(ServerKeys.ensure(tmp_path / "careless")[0], tmp_path / "robot")
+    finally:
+        os.umask(old)
+    folders = [tmp_path / "careless", tmp_path / "robot"]
+    files = [p for f in folders for p in f.rglob("*") if p.is_file()]
+    assert {p.name for p in files} >= {"server.json", "left.json", f"{THIS_MACHINE}.json", keys.file.name}
+    assert {stat.S_IMODE(p.stat().st_mode) for p in files} == {0o600}
+    below = [p for f in folders for p in [f, *f.rglob("*")] if p.is_dir()]
+    assert {stat.S_IMODE(p.stat().st_mode) for p in below} == {0o700}
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604])
+def test_what_others_can_read_is_refused_with_the_remedy(learner, tmp_path, mode):
+    keys = joined(learner, tmp_path / "robot")
+    allowed = learner.folder / "allowed"
+    for path, sound, read in [
+        (learner.folder / "server.json", 0o600, lambda: ServerKeys.open(learner.folder)),
+        (allowed / "left.json", 0o600, lambda: ServerKeys.open(learner.folder)),
+        (keys.file, 0o600, lambda: ClientKeys.find(tmp_path / "robot", HERE)),
+        (learner.folder, 0o700, learner.clients),  # what others can write to
+        (allowed, 0o700, learner.clients),
+    ]:
+        bad = mode if sound == 0o600 else 0o770
+        path.chmod(bad)
+        with pytest.raises(ConfigError, match=naming(f"{bad:04o}", f"chmod {sound:o} {path}")):
+            read()
+        path.chmod(sound)
+        read()
+
+
+def test_a_key_folder_that_spoils_while_the_learner_runs_lets_no_new_peer_in(learner, tmp_path, port, caplog):
+    keys = joined(learner, tmp_path / "robot")
+    spoilt = learner.folder / "allowed" / "stranger.json"
+    with serving(port, keys=learner) as server, linked(port, keys=keys) as link:
+        spoilt.write_text("{}")
+        spoilt.chmod(0o600)
+        eventually(lambda: "keys cannot be checked" in caplog.text)
+        refused = pytest.raises(UnreachableError, match=naming(f"{HERE}:{port}", "keys"))
+        with linked(port, connect=False, keys=keys, actor_id="b") as late, refused:
+            late.connect(timeout=1.0)
+        send_episode(link, "a", 3)
+        assert link.flush(10)  # who was in stays in
+        spoilt.unlink()
+        with linked(port, keys=keys, actor_id="c") as later:
+            assert later.stats()["connected"]
+        server.check()
+
+
+@pytest.mark.parametrize(("content", "part"), [
+    ("{", "JSON"), ('{"secret": "short"}', "secret"), ('{"secret": "' + "#" * 40 + '"}', "secret"),
+])  # fmt: skip
+def test_damaged_files_are_named(learner, content, part):
+    file = learner.folder / "server.json"
+    file.write_text(content)
+    with pytest.raises(ConfigError, match=naming(file, part)):
+        ServerKeys.open(learner.folder)
+
+
+@pytest.mark.parametrize("revoked", ["true", "null", '"no"'])
+def test_only_a_plain_no_means_not_revoked(learner, tmp_path, revoked):
+    keys = joined(learner, tmp_path / "robot")
+    assert learner.role(keys.pair.public)[1] == "connect"
+    file = learner.folder / "allowed" / "left.json"
+    file.write_text(file.read_text().replace('"revoked": false', f'"revoked": {revoked}'))
+    assert learner.role(keys.pair.public)[1] == ""
+
+
+def test_secrets_are_in_no_text_of_the_keys(learner, tmp_path, caplog, capsys, port):
+    keys = invited(learner, tmp_path / "robot", port=port)
+    invitation = learner.invite("right", [HERE], port)
+    assert invitation.ticket not in repr(invitation)
+    caplog.set_level(logging.DEBUG)
+    with serving(port, keys=learner), linked(port, keys=keys):
+        pass
+    texts = " ".join([repr(keys), repr(learner), repr(learner.pair), caplog.text, *capsys.readouterr()])
+    for secret in (learner.pair.secret, keys.pair.secret, keys.ticket.secret, invitation.ticket):
+        assert secret not in texts
+
+
+def test_keys_for_a_learner_are_found_by_where_it_was(tmp_path):
+    robot = tmp_path / "robot"
+    assert ClientKeys.find(robot, HERE) is None
+    for i, host in enumerate(["10.9.8.7", "gpu-b", "10.9.8.6"]):
+        keys, _ = ServerKeys.ensure(tmp_path / f"learner{i}")
+        invitation = keys.invite(f"n{i}", [host], 5588)
+        dataclasses.replace(ClientKeys.accept(robot, invitation), joined=float(i)).save()
+    assert [ClientKeys.find(robot, h).name for h in ("10.9.8.7", "gpu-b", "10.9.8.6")] == ["n0", "n1", "n2"]
+    assert ClientKeys.find(robot, "10.1.1.1").name == "n2"  # nothing is known of it: the newest
+
+
+def test_a_line_that_is_not_whole_is_refused(learner):
+    word = learner.invite("left", ["10.0.0.5"], 5588).encode()
+    changed = [word[:i] + ("A" if word[i] != "A" else "B") + word[i + 1 :] for i in range(4, len(word) - 1)]
+    for line in [*(word[:i] for i in range(4, len(word))), *changed]:
+        with pytest.raises(ConfigError, match=naming("complete")):
+            JoinToken.decode(line)
+    for other in ("", "sc1", "xc1-abc", "ssh-ed25519 AAAA", "sc1-" + "A" * 5000):
+        with pytest.raises(ConfigError, match=naming("serl-chunk keys add", "sc1-")):
+            JoinToken.decode(other)
+
+
+def test_two_processes_that_change_the_folder_lose_nothing(learner, tmp_path):
+    """`keys add` while the learner enrols others: every name is there, each once."""
+    ready = [invited(learner, tmp_path / f"robot{i}", f"n{i}") for i in range(8)]
+
+    def work(i: int) -> None:
+        keys = ServerKeys.open(learner.folder, learner._clock)
+        assert keys.enrol(ready[i].ticket.public, ready[i].pair.public) == f"n{i}"
+        keys.invite(f"m{i}", [], 1)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+    states = {c.name: c.state(learner._clock()) for c in learner.clients()}
+    assert states == {THIS_MACHINE: "joined"} | {
+        f"{x}{i}": s for i in range(8) for x, s in (("n", "joined"), ("m", "invited"))
+    }
+    assert json.loads((learner.folder / "allowed" / "n0.json").read_text())["ticket"] is None
+
+
+def test_a_folder_that_is_gone_revokes_no_key(learner, tmp_path, port):
+    """An unmounted home, a renamed folder: nothing is known then, which is not the same as a no."""
+    keys = joined(learner, tmp_path / "robot")
+    with serving(port, keys=learner) as server, linked(port, keys=keys) as link:
+        learner.folder.rename(tmp_path / "elsewhere")
+        with pytest.raises(ConfigError, match=naming(learner.folder, "gone")):
+            learner.clients()
+        time.sleep(1.2)  # twice the time between looks for revoked keys
+        assert server.stats()["refused"] == 0
+        (tmp_path / "elsewhere").rename(learner.folder)
+        send_episode(link, "e", 3)
+        assert link.flush(10)

@@ -388,22 +388,3 @@ def test_whole_segments_are_dropped_and_never_the_newest(tmp_path, monkeypatch):
         journal.drop_before(10**6)
         assert list(content(journal)) == [8]
         assert journal.next == 9
-
-
-def test_syncing_now_and_then_and_at_every_entry(tmp_path, monkeypatch):
-    with opened(tmp_path, sync_interval=0.02, segment_bytes=300) as journal:
-        for _ in range(21):  # over several segments
-            journal.append([b"b" * 50])
-        eventually(lambda: journal.synced == 21)
-    with opened(tmp_path, sync_interval=60) as journal:
-        journal.append([b"c"])
-        assert journal.synced < journal.next
-        journal.sync()
-        assert journal.synced == journal.next == 22
-    synced, real = [], os.fsync
-    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(fd), real(fd)))
-    with opened(tmp_path, sync_interval=0) as journal:
-        for i in range(23, 26):
-            before = len(synced)
-            journal.append([b"a"])
-            assert (journal.synced, len(synced) > before) == (i, True)

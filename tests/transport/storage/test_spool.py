@@ -113,8 +113,7 @@ class SameAsMemory(RuleBasedStateMachine):
             ended = End(f"e{self.episode}", self.tick, None, False, True, Outcome.UNKNOWN, outcome_by="restart")
             put(self.memory, ended)
             self.tick = None
-        assert self.disk.acked == self.disk.first
-        assert self.disk.lost == 0
+        assert (self.disk.acked, self.disk.lost) == (self.disk.first, 0)
         self.disk.acknowledge(self.memory.acked)
 
     @invariant()
@@ -126,8 +125,7 @@ class SameAsMemory(RuleBasedStateMachine):
         assert contents(disk) == contents(memory)
         assert contents(disk, memory.first) == contents(memory, memory.first)
         kept = sum(span for kind, _, span, _ in contents(disk, disk.first) if kind == records.STEPS)
-        assert disk.steps_before_first + kept == disk.steps
-        assert (disk.unacked_bytes == 0) == (memory.acked == memory.next)
+        assert (disk.steps_before_first + kept, disk.unacked_bytes == 0) == (disk.steps, memory.acked == memory.next)
         assert memory.at(memory.next) is None
         assert disk.at(disk.next) is None
         assert disk.nbytes == sum(p.stat().st_size for p in files(self.folder))

@@ -39,8 +39,7 @@ def parameters(seed: int, big: int = 10 << 20) -> dict[str, np.ndarray]:
 
 
 def assert_same(got: Snapshot, version: int, params: dict[str, np.ndarray]) -> None:
-    assert got.version == version
-    assert list(got.params) == list(params)
+    assert (got.version, list(got.params)) == (version, list(params))
     for path, value in params.items():
         a = got.params[path]
         assert (a.dtype, a.shape, a.tobytes()) == (np.asarray(value).dtype, np.shape(value), value.tobytes())

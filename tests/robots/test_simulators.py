@@ -8,13 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from errors import naming
+from robosuite_stand_in import stand_in
 
 from serl_chunk import extras
-from serl_chunk.config.robots import OgbenchConfig
+from serl_chunk.config.robots import OgbenchConfig, RobomimicConfig
+from serl_chunk.data.formats import robomimic as files
 from serl_chunk.data.formats.ogbench import OgbenchSource
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.robots import registry
 from serl_chunk.robots.ogbench import ENVIRONMENTS, ogbench_spec
+from serl_chunk.robots.robomimic import STATE_KEYS, TASKS, robomimic_spec
+from serl_chunk.types import DataError
 
 PLAY = Path(__file__).parents[1] / "data" / "ogbench_play.npz"  # rows of cube-single-play
 STILL = np.zeros(5, np.float32)
@@ -23,7 +28,6 @@ STILL = np.zeros(5, np.float32)
 installed = pytest.mark.skipif(
     importlib.util.find_spec("ogbench") is None, reason="the [ogbench] extra is not installed"
 )
-pytestmark = pytest.mark.system
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +41,7 @@ def name_of(environment: str, task: int = 1) -> str:
     return f"{environment}-play-singletask-task{task}-v0"
 
 
+@pytest.mark.system
 @installed
 @pytest.mark.parametrize(
     "environment",
@@ -55,6 +60,7 @@ def test_the_table_is_the_environments(environment: str) -> None:
     assert own.unwrapped.num_tasks == 5
 
 
+@pytest.mark.system
 @installed
 def test_agrees_with_the_data_on_every_state(env: Any) -> None:
     """Each row's state, set in the simulation and held for a tick, is judged as the reader judged the row."""
@@ -74,6 +80,7 @@ def test_agrees_with_the_data_on_every_state(env: Any) -> None:
         assert info["success"] == terminated
 
 
+@pytest.mark.system
 @installed
 def test_dense_rewards_count_parts_as_the_data_does(tmp_path: Path) -> None:
     """Steps in the simulation, stored as OGBench stores them, have the same rewards where they are read."""
@@ -100,4 +107,62 @@ def test_dense_rewards_count_parts_as_the_data_does(tmp_path: Path) -> None:
     source = OgbenchSource(tmp_path / "scene.npz", ReadOptions(env=name, env_reward="dense"))
     (key,) = source.keys()
     assert source.read(key).steps.reward.tolist() == rewards
+    env.close()
+
+
+robosuite_installed = pytest.mark.skipif(
+    importlib.util.find_spec("robosuite") is None, reason="the [robomimic] extra is not robosuite_installed"
+)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    return stand_in(monkeypatch)
+
+
+def test_it_makes_the_published_simulation_in_the_order_of_the_data(made: dict[str, Any]) -> None:
+    recorded = [key for key in files.STATE_KEYS if not key.startswith("robot1")]
+    assert [key.replace("object-state", "object") for key in STATE_KEYS] == recorded
+    limits = {t: robomimic_spec(RobomimicConfig(env_name=t)).max_episode_steps for t in TASKS}  # type: ignore[arg-type]
+    assert limits == {"lift": 300, "can": 300, "square": 400}
+    assert robomimic_spec(RobomimicConfig(env_name="can")).name == "robomimic can"
+    assert "v1.5/can/mh/low_dim_v15.hdf5" in RobomimicConfig(env_name="can").data_hint
+    env = registry.make_env(RobomimicConfig(env_name="square"))
+    assert (made["name"], made["control_freq"], made["reward_shaping"]) == ("NutAssemblySquare", 20, False)
+    assert made["lite_physics"] is False
+    arm = made["controller_configs"]["body_parts"]["right"]
+    assert (arm["type"], arm["input_type"], arm["input_ref_frame"]) == ("OSC_POSE", "delta", "world")
+    assert arm["output_max"] == [0.05] * 3 + [0.5] * 3
+    assert env.reset(seed=0)[0]["state"].shape == (23,)
+    env.close()
+    assert made["stand"].closed == 1
+
+
+def test_an_episode_ends_at_success_and_what_diverges_is_refused(made: dict[str, Any]) -> None:
+    env = registry.make_env(RobomimicConfig(max_episode_steps=4))
+    assert env.reset(seed=0)[0]["state"][:9].tolist() == list(range(9))
+    up = np.array([0, 0, 0.5, 0, 0, 0, 0])
+    assert env.step(up)[1:4] == (0.0, False, False)
+    _, reward, terminated, truncated, info = env.step(up * 9)
+    assert (reward, terminated, truncated, info["success"]) == (1.0, True, False, True)
+    assert info["executed_action"].tolist() == [0, 0, 1, 0, 0, 0, 0] == made["stand"].actions[-1].tolist()
+    made["stand"].at = np.nan
+    with pytest.raises(DataError, match=naming("lift", "state")):
+        env.step(np.zeros(7, np.float32))
+
+
+@robosuite_installed
+def test_a_lifted_cube_ends_the_episode() -> None:
+    """robosuite's own positions in the state: hand 0..2, cube 9..11."""
+    env = registry.make_env(RobomimicConfig())
+    state = env.reset(seed=0)[0]["state"]
+    for t in range(120):
+        away = state[9:12] - state[:3] if t < 40 else np.array([0, 0, 0.05 if t >= 55 else 0.0])
+        command = np.append(np.clip(away / 0.05, -1, 1), [0, 0, 0, 1 if t >= 40 else -1])
+        observation, reward, terminated, truncated, info = env.step(command)
+        state = observation["state"]
+        if terminated:
+            break
+        assert reward == 0
+    assert (terminated, truncated, reward, info["success"]) == (True, False, 1.0, True)
     env.close()

@@ -1,19 +1,125 @@
-"""Records in parts at the learner, by hand: order, gaps, limits, and what is kept of a session that is away."""
+"""Heartbeats, hellos and refusals are answered whatever the records wait for; nothing is lost or reordered by that."""
 
 from __future__ import annotations
 
 import dataclasses
+import threading
+import time
 
 import numpy as np
 import pytest
+from errors import naming
 from ports import free_port
-from transport_tools import CONFIG, Inbox, RawActor, eventually, serving, step
+from transport_tools import CONFIG, LIMITS, Inbox, RawActor, eventually, linked, send_episode, serving, step
 
-from serl_chunk.transport.wire import handshake, records
-from serl_chunk.transport.wire.handshake import REFUSED
+from serl_chunk.transport.storage.record_store import RecordStore
+from serl_chunk.transport.wire import records
+from serl_chunk.transport.wire.handshake import REFUSED, RefusedError
 from serl_chunk.transport.wire.records import PART, encode_part
 from serl_chunk.types import Begin, StepBlock
 from serl_chunk_robot.wire import codec
+
+BLOCKED_S = 3 * CONFIG.timeout_s  # an actor that hears nothing for `timeout_s` connects anew
+
+
+class Gate:
+    """An `on_record` that waits while it is shut."""
+
+    def __init__(self) -> None:
+        self.inbox = Inbox()
+        self.open = threading.Event()
+        self.open.set()
+        self.waiting = threading.Event()
+
+    def wait(self) -> None:
+        if not self.open.is_set():
+            self.waiting.set()
+            assert self.open.wait(30)
+
+    def __call__(self, info, record):
+        self.wait()
+        self.inbox(info, record)
+
+
+@pytest.fixture
+def gate():
+    gate = Gate()
+    yield gate
+    gate.open.set()
+
+
+def test_an_actor_that_returns_while_its_record_waits_is_let_in_behind_it(gate, port):
+    """What it is told then to be next must not be what is being written."""
+    with serving(port, on_record=gate) as server:
+        old = RawActor(port)
+        gate.open.clear()
+        old.data.send_multipart([old.token, *records.encode_record(Begin("e"), 0)])
+        assert gate.waiting.wait(10)
+        with pytest.raises(AssertionError, match=naming("refused", "retry", True)):
+            RawActor(port, incarnation=2)
+        assert gate.inbox.records == []
+        gate.open.set()
+        eventually(lambda: server.sessions()[0].state.expected == 1)
+        new = RawActor(port, incarnation=2)
+        assert (new.welcome.header["known"], new.welcome.header["next"]) == (True, 1)
+        assert new.record(records.encode_record(Begin("f"), 1)).header["next"] == 2
+        assert gate.inbox.records == [Begin("e"), Begin("f")]
+
+
+def test_an_episode_is_closed_before_its_successor_begins(gate):
+    """A session that another one ousts while a record waits: its end comes first, and only once."""
+    port, calls = free_port(), []
+
+    def on_record(info, record):
+        gate(info, record)
+        calls.append((info.session, type(record)))
+
+    with serving(port, on_record=on_record, on_silent=lambda info, gone: calls.append((info.session, gone))) as server:
+        blocker, old = RawActor(port, session="blocker", actor_id="blocker"), RawActor(port, session="old")
+        old.record(records.encode_record(Begin("e"), 0))
+        gate.open.clear()
+        blocker.data.send_multipart([blocker.token, *records.encode_record(Begin("x"), 0)])
+        assert gate.waiting.wait(10)
+        eventually(lambda: not {s.info.session: s.live for s in server.sessions()}["old"])
+        new = RawActor(port, session="new")  # of the same actor id
+        new.data.send_multipart([new.token, *records.encode_record(Begin("f"), 0)])
+        time.sleep(0.1)
+        gate.open.set()
+        eventually(lambda: ("new", Begin) in calls)
+        assert calls.index(("old", True)) < calls.index(("new", Begin))
+        assert calls.count(("old", True)) == 1
+
+
+@pytest.mark.parametrize("where", ["record", "journal"])
+def test_heartbeats_hellos_and_refusals_are_answered_while_a_record_waits(gate, tmp_path, monkeypatch, where):
+    """For the learner to take it, or for the disk."""
+    port, inbox = free_port(), gate.inbox
+    store = RecordStore(tmp_path, LIMITS, min_steps=10_000)
+    if where == "journal":
+        append = store.append
+        monkeypatch.setattr(store, "append", lambda *args, **kw: (gate.wait(), append(*args, **kw))[1])
+    with serving(port, on_record=gate if where == "record" else inbox, store=store) as server:
+        server.resume()
+        with linked(port) as link:
+            send_episode(link, "before", 5)
+            assert link.flush(10)
+            gate.open.clear()
+            send_episode(link, "during", 20)
+            assert gate.waiting.wait(10)
+            with linked(port, actor_id="late") as late:  # is let in meanwhile
+                assert late.stats()["connections"] == 1
+            refused = pytest.raises(RefusedError, match=naming("robot", "another"))
+            with linked(port, actor_id="other", contract={"robot": "another"}, connect=False) as other, refused:
+                other.connect(timeout=10)
+            time.sleep(BLOCKED_S)
+            assert (link.stats()["connected"], link.stats()["connections"]) == (1, 1)
+            assert {s.info.actor_id: s.live for s in server.sessions()}["a"]
+            gate.open.set()
+            assert link.flush(10)
+            assert (link.stats()["connections"], link.stats()["retransmitted"]) == (1, 0)
+    store.close()
+    assert inbox.episodes() == {"before": list(range(5)), "during": list(range(20))}
+
 
 FRAMES = records.encode_record(StepBlock.from_steps("e", [step(t, t) for t in range(12)]), 1)
 TOTAL = codec.size_of(FRAMES)
@@ -62,14 +168,6 @@ def test_a_part_whose_predecessor_is_missing_is_told_once(learner, actor):
     assert inbox.episodes() == {"e": list(range(12))}
 
 
-def test_a_record_that_is_begun_again_takes_the_place_of_its_parts(learner, actor):
-    other = records.encode_record(StepBlock.from_steps("e", [step(t, t) for t in range(5)]), 1)
-    send(actor, 0, 700)
-    assert send(actor, 0, 50, span=5, frames=other) == (1, 50, False)
-    assert send(actor, 50, codec.size_of(other) - 50, span=5, frames=other) == (6, None, False)
-    assert learner[2].episodes() == {"e": list(range(5))}
-
-
 @pytest.mark.parametrize(("incarnation", "kept"), [(1, 700), (2, None)])
 def test_a_process_goes_on_within_its_record_and_its_successor_does_not(learner, actor, incarnation, kept):
     port, _, inbox = learner
@@ -80,22 +178,6 @@ def test_a_process_goes_on_within_its_record_and_its_successor_does_not(learner,
     assert (partial and partial["received"]) == kept
     assert send(again, kept or 0, TOTAL - (kept or 0)) == (13, None, False)
     assert inbox.episodes() == {"e": list(range(12))}
-
-
-@pytest.mark.parametrize("how", ["bye", "replaced"])
-def test_parts_of_a_session_that_is_gone_are_freed(learner, actor, how):
-    port, server, _ = learner
-    send(actor, 0, 700)
-    session = session_of(server, "raw")
-    assert session.assembly is not None
-    if how == "bye":
-        actor.control.send_multipart(codec.encode(handshake.BYE, {"token": actor.token}))
-        eventually(lambda: session.assembly is None)
-    else:
-        eventually(lambda: not session.live)
-        assert session.assembly is not None  # it may come back
-        RawActor(port, session="another")
-        assert session.assembly is None
 
 
 def test_silent_sessions_together_keep_no_more_parts_than_one_message():
