@@ -179,10 +179,11 @@ def main() -> None:
     tested = figures(alarm, runs)
     out = {
         "alarm": {name: getattr(alarm, name) for name in ("fall", "low", "high", "false_alarms")},
-        "fitted": {"runs": FITTED, **alarm.fitted}, "tested": tested,
+        "fitted": {"runs": FITTED, **alarm.fitted},
+        "tested": tested,
         "runs": {name: {"seed": seed, "settings": settings} for name, (seed, settings) in RUNS.items()},
         "updates": UPDATES,
-    }  # fmt: skip
+    }
     print(json.dumps(out, indent=1))
     write_figures(args, out)
     if args.png:

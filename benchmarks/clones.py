@@ -52,9 +52,11 @@ def main() -> None:
             demos = args.out / f"{SHORT[args.task]}_demos_{n}_{seed}"
             learning.record(config, n, demos, learning.NOISE[args.task])
             trained = learning.train(
-                config, args.out / f"{SHORT[args.task]}_{args.name}_{n}_{seed}", [demos],
+                config,
+                args.out / f"{SHORT[args.task]}_{args.name}_{n}_{seed}",
+                [demos],
                 but=["learner.offline_steps", "learner.keep_checkpoints"],
-            )  # fmt: skip
+            )
             steps = range(args.first, args.last + 1, args.every)
             points = [trained.evaluate(step, args.episodes, args.starts) for step in steps]
             rates = [100 * c.rate for c in points]

@@ -131,9 +131,10 @@ class Bench:
         from serl_chunk.types import Snapshot
 
         self.config = ExperimentConfig(
-            name="console_lateness", robot=FakeAlohaConfig(),
+            name="console_lateness",
+            robot=FakeAlohaConfig(),
             actor=ActorConfig(clock="realtime", frames="every_tick"),
-        )  # fmt: skip
+        )
         self.env = make_robot(round(seconds * HZ))
         spec = self.env.robot_spec
         agent = make_agent(self.config, spec)

@@ -56,8 +56,10 @@ def coloured(screen: Any) -> Text:
             char = screen.buffer[row][column]
             style = Style(
                 color=None if char.fg == "default" else char.fg.replace("brown", "yellow"),
-                bold=char.bold, reverse=char.reverse, dim=False,
-            )  # fmt: skip
+                bold=char.bold,
+                reverse=char.reverse,
+                dim=False,
+            )
             out.append(char.data, style)
         out.append("\n")
     return out

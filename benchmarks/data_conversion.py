@@ -155,8 +155,10 @@ def main() -> None:
                     out.unlink()
                 else:
                     shutil.rmtree(out)
-    print(f"{len(CAMERAS) if not args.demos else cameras} cameras, {frames} frames, {nbytes / 1e6:.0f} MB encoded, "
-          f"{args.workers} processes, medians of {args.repeats}")  # fmt: skip
+    print(
+        f"{len(CAMERAS) if not args.demos else cameras} cameras, {frames} frames, {nbytes / 1e6:.0f} MB encoded, "
+        f"{args.workers} processes, medians of {args.repeats}"
+    )
     for name, values in seconds.items():
         s = statistics.median(values)
         print(f"{name:5} {s:7.2f} s {frames / s:8.0f} frames/s {nbytes / s / 1e6:8.1f} MB/s")

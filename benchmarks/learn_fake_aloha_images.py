@@ -113,8 +113,10 @@ def timed(config: ExperimentConfig, demos: Path, run: Path, cost: dict[str, floa
     pretraining = config.learner.pretrain_steps if first is None else 0
 
     def times() -> dict[str, float]:
-        pictures = {part: max(0.0, cost[f"cameras_{part}_ms"] - cost[f"blind_{part}_ms"]) / 1000
-                    for part in ("update", "policy", "draw")}  # fmt: skip
+        pictures = {
+            part: max(0.0, cost[f"cameras_{part}_ms"] - cost[f"blind_{part}_ms"]) / 1000
+            for part in ("update", "policy", "draw")
+        }
         encoder = updates * pictures["update"] + pretraining * pictures["policy"]
         drawing = (updates + pretraining) * pictures["draw"]
         return {"wall": wall, "rendering": clock.seconds, "frames": clock.frames, "encoder": encoder,

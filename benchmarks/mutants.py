@@ -214,8 +214,10 @@ class Checkout:
         shutil.copytree(root, self.root, ignore=shutil.ignore_patterns(*LEFT_OUT))
         self.environ = os.environ | {
             "PYTHONPATH": f"{self.root}:{self.root / 'packages/serl-chunk-robot'}",
-            "XLA_FLAGS": FLAGS, "PYTHONDONTWRITEBYTECODE": "1", "JAX_COMPILATION_CACHE_DIR": str(folder / "jax"),
-        }  # fmt: skip
+            "XLA_FLAGS": FLAGS,
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "JAX_COMPILATION_CACHE_DIR": str(folder / "jax"),
+        }
 
     def pytest(self, *args: str, timeout: float = 3600) -> int:
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *args]
@@ -245,7 +247,9 @@ class Checkout:
         with sqlite3.connect(self.reached(found.room)) as db:
             rows = db.execute(
                 "select context.context, line_bits.numbits from line_bits join file on file.id = file_id "
-                "join context on context.id = context_id where file.path like ?", [f"%/{ends}"])  # fmt: skip
+                "join context on context.id = context_id where file.path like ?",
+                [f"%/{ends}"],
+            )
             contexts = {context for context, bits in rows if wanted & set(numbits_to_nums(bits))}
         if "" in contexts:
             return tests_of(self.root, found.room)

@@ -167,8 +167,10 @@ def count_full() -> dict[str, dict[str, float]]:
 def report(figures: dict[str, dict[str, float]]) -> bool:
     """Print the table; whether both bars hold."""
     good = True
-    print(f"{'N':>3} {'shared s':>9} {'ms a chunk':>11} {'independent s':>14} {'ratio':>6} {'by FLOPs':>9} "
-          f"{'GFLOP':>8} {'of model':>9}  verdict")  # fmt: skip
+    print(
+        f"{'N':>3} {'shared s':>9} {'ms a chunk':>11} {'independent s':>14} {'ratio':>6} {'by FLOPs':>9} "
+        f"{'GFLOP':>8} {'of model':>9}  verdict"
+    )
     for n, f in figures.items():
         times, flops = f["time_ratio"] / f["model_ratio"], f["compiled_flops"] / f["model_flops"]
         wrong = [f"time {times:.2f} of the model's"] if not 1 / TIME_BAR <= times <= TIME_BAR else []

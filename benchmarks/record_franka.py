@@ -178,8 +178,9 @@ def main() -> None:
     args = parser.parse_args()
     robots: dict[str, Robot] = {}
     sys.path[:0] = [
-        str(args.hil_serl / "serl_robot_infra"), str(args.hil_serl / "serl_launcher" / "serl_launcher" / "wrappers")
-    ]  # fmt: skip
+        str(args.hil_serl / "serl_robot_infra"),
+        str(args.hil_serl / "serl_launcher" / "serl_launcher" / "wrappers"),
+    ]
     cases: dict[str, np.ndarray] = {}
     rng = np.random.default_rng(SEED)
     with mock.patch.dict(sys.modules, stand_ins(robots)), mock.patch("time.sleep"):

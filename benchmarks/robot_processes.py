@@ -328,12 +328,16 @@ HEAD = """
 
 
 def row(name: str, made: dict[str, Any]) -> str:
-    times = [f"{made[f'{field}_p50_ms']:.0f} / {made[f'{field}_max_ms']:.0f}" if f"{field}_p50_ms" in made else "-"
-             for field in ("braking", "noticed")]  # fmt: skip
+    times = [
+        f"{made[f'{field}_p50_ms']:.0f} / {made[f'{field}_max_ms']:.0f}" if f"{field}_p50_ms" in made else "-"
+        for field in ("braking", "noticed")
+    ]
     states = "; ".join(f"{path} {n}" for path, n in made["states"].items())
-    return (f"| {name} | {made['n']} | {times[0]} | {times[1]} | {made['travel_max']:.4f} | {made['changed']} | "
-            f"{made['late']} | "
-            f"{states} | {len(made['broken'])} | {made['disturbed']} |")  # fmt: skip
+    return (
+        f"| {name} | {made['n']} | {times[0]} | {times[1]} | {made['travel_max']:.4f} | {made['changed']} | "
+        f"{made['late']} | "
+        f"{states} | {len(made['broken'])} | {made['disturbed']} |"
+    )
 
 
 def main() -> int:

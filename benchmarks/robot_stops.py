@@ -57,9 +57,11 @@ class Served:
             f'[driver]\nname = "logged.py:Logged"\nlog = "{self.log}"\n'
         )
         self.process = subprocess.Popen(
-            [sys.executable, *SERVER, "serve", str(folder / "robot.toml")], stdin=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL, env={**os.environ, "XDG_STATE_HOME": str(folder)},
-        )  # fmt: skip
+            [sys.executable, *SERVER, "serve", str(folder / "robot.toml")],
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "XDG_STATE_HOME": str(folder)},
+        )
         self.operator = self.client("operator", "operator")
         while not self.operator.next_state(60.0)["answered"]:
             pass
@@ -188,9 +190,11 @@ def figures(done: list[Moment]) -> dict[str, Any]:
     made["moved_after"] = sum(m.moved_after for m in done)
     made["within_bound"] = sum(m.within for m in done)
     made["holds"] = bool(
-        np.median(times) <= VALIDITY + P50 and times.max() <= VALIDITY + MOST
-        and not made["moved_after"] and made["within_bound"] == len(done)
-    )  # fmt: skip
+        np.median(times) <= VALIDITY + P50
+        and times.max() <= VALIDITY + MOST
+        and not made["moved_after"]
+        and made["within_bound"] == len(done)
+    )
     return made
 
 

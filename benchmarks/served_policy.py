@@ -80,13 +80,15 @@ def summary(done: dict[str, dict[str, Any]], seeds: list[int]) -> dict[str, Any]
         episodes = pairs[way]
         steps = sum(e["length"] for e in episodes)
         out[way] = {
-            "success_rate": float(successes.mean()), "mean_length": steps / len(episodes),
+            "success_rate": float(successes.mean()),
+            "mean_length": steps / len(episodes),
             "gated_share": sum(e["gated_ticks"] for e in episodes) / steps,
-            "starved_ticks": sum(e["starved_ticks"] for e in episodes), "gaps": sum(e["gaps"] for e in episodes),
+            "starved_ticks": sum(e["starved_ticks"] for e in episodes),
+            "gaps": sum(e["gaps"] for e in episodes),
             "faults": [fault for e in episodes for fault in e["faults"]],
             "late_p99_ms_median": float(np.median([e["late_p99_ms"] for e in episodes])),
             "late_max_ms": max(e["late_max_ms"] for e in episodes),
-        }  # fmt: skip
+        }
     return out
 
 
@@ -115,8 +117,10 @@ def main() -> None:
             if str(seed) not in done[way]:
                 done[way][str(seed)] = result = run_episode(runner, seed)
                 file.write_text(json.dumps(saved, indent=1))
-                print(f"{way} {seed}: success={result['success']} length={result['length']} "
-                      f"faults={result['faults']}", flush=True)  # fmt: skip
+                print(
+                    f"{way} {seed}: success={result['success']} length={result['length']} faults={result['faults']}",
+                    flush=True,
+                )
 
     agent = make_agent(config, make_env(config.robot).robot_spec)
     alone = apply_overrides(config, [("actor.clock", "lockstep"), ("actor.intervention", "none")])
@@ -133,11 +137,15 @@ def main() -> None:
     file.write_text(json.dumps(saved, indent=1))
     for way in WAYS:
         row = figures[way]
-        print(f"{way:9s} success {row['success_rate']:.2f}, {row['mean_length']:.0f} ticks, "
-              f"gated {100 * row['gated_share']:.1f} %, late p99 {row['late_p99_ms_median']:.1f} ms, "
-              f"faults {len(row['faults'])}")  # fmt: skip
-    print(f"served - lockstep: {100 * figures['difference']:+.1f} points "
-          f"[{100 * figures['low']:+.1f}, {100 * figures['high']:+.1f}]")  # fmt: skip
+        print(
+            f"{way:9s} success {row['success_rate']:.2f}, {row['mean_length']:.0f} ticks, "
+            f"gated {100 * row['gated_share']:.1f} %, late p99 {row['late_p99_ms_median']:.1f} ms, "
+            f"faults {len(row['faults'])}"
+        )
+    print(
+        f"served - lockstep: {100 * figures['difference']:+.1f} points "
+        f"[{100 * figures['low']:+.1f}, {100 * figures['high']:+.1f}]"
+    )
 
 
 if __name__ == "__main__":

@@ -78,14 +78,17 @@ def test_a_figure_that_differs_is_found_and_rewritten_and_every_table_has_its_ma
 AT_POINT = "runs.0.checkpoints.0"
 
 
-@pytest.mark.parametrize(("path", "value", "named"), [
-    ("commit", "main", ("commit", "'main'")),
-    ("runs.0.seed", "3", ("runs[0].seed", "'3'")),
-    ("runs.0.colour", "red", ("runs[0].colour", "settings")),
-    (f"{AT_POINT}.successes", 11, ("checkpoints[0].successes", 11, 10)),
-    (f"{AT_POINT}.updates", True, ("checkpoints[0].updates", "True")),
-    (f"{AT_POINT}.starts", "training", ("checkpoints[0].starts", "'training'", "validation")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("path", "value", "named"),
+    [
+        ("commit", "main", ("commit", "'main'")),
+        ("runs.0.seed", "3", ("runs[0].seed", "'3'")),
+        ("runs.0.colour", "red", ("runs[0].colour", "settings")),
+        (f"{AT_POINT}.successes", 11, ("checkpoints[0].successes", 11, 10)),
+        (f"{AT_POINT}.updates", True, ("checkpoints[0].updates", "True")),
+        (f"{AT_POINT}.starts", "training", ("checkpoints[0].starts", "'training'", "validation")),
+    ],
+)
 def test_a_field_that_is_not_what_it_must_be_is_named(path: str, value: Any, named: tuple[object, ...]):
     changed = json.loads(json.dumps(VALID))
     *parents, last = path.split(".")
@@ -180,16 +183,21 @@ def test_the_best_checkpoint_is_chosen_on_validation_starts_and_marked(monkeypat
     run = learn_fake_aloha.online("qc", 4, Path(), args)
     assert (run.name, run.seed, run.experiment, run.settings) == ("qc", 4, "fake_aloha", ["agent.lr=0.1"])
     assert rows(run) == [
-        (0, 1, "validation", False), (20, 7, "validation", False), (40, 5, "validation", False),
-        (20, 6, "reported", True), (40, 4, "reported", False),
-    ]  # fmt: skip
+        (0, 1, "validation", False),
+        (20, 7, "validation", False),
+        (40, 5, "validation", False),
+        (20, 6, "reported", True),
+        (40, 4, "reported", False),
+    ]
     successes["a", 40] = 9
     assert rows(learn_fake_aloha.online("qc", 4, Path(), args))[3:] == [(40, 8, "reported", True)]
     # Clones are counted by their updates of imitation.
     assert rows(learn_fake_aloha.cloned(0, Path(), args)) == [
-        (200, 3, "validation", False), (200, 2, "reported", True),
-        (400, 2, "validation", False), (400, 1, "reported", False),
-    ]  # fmt: skip
+        (200, 3, "validation", False),
+        (200, 2, "reported", True),
+        (400, 2, "validation", False),
+        (400, 1, "reported", False),
+    ]
 
 
 def test_a_reports_answer_is_the_first_command_and_set_point_that_change():

@@ -97,12 +97,15 @@ def test_kept_features_stand_for_pixels_in_the_vision_benchmark(tmp_path):
     assert f"{100 * cached['saved_share']:.0f} %" in table
 
 
-@pytest.mark.parametrize(("script", "option", "message"), [
-    ("transport", "--agentlace=.", "--agentlace=.: no checkout of agentlace"),
-    ("updates", "--small", "--small goes with neither --quick nor --savings"),
-    ("pi0_device", "--batch=3", "--batch=3 --rounds=20: expected an even batch"),
-    ("vision", "--sizes=48:3", "48:3 is no size: 8 pixels or more, an even batch"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("script", "option", "message"),
+    [
+        ("transport", "--agentlace=.", "--agentlace=.: no checkout of agentlace"),
+        ("updates", "--small", "--small goes with neither --quick nor --savings"),
+        ("pi0_device", "--batch=3", "--batch=3 --rounds=20: expected an even batch"),
+        ("vision", "--sizes=48:3", "48:3 is no size: 8 pixels or more, an even batch"),
+    ],
+)
 def test_what_cannot_be_measured_is_refused(script, option, message):
     assert message in run(script, "--quick", option, status=1)
 

@@ -57,9 +57,10 @@ def test_a_wait_is_logged_now_and_then_with_its_remedy_on_the_first_line(caplog)
     wait.log("waiting again", "Start a learner.", level=logging.WARNING)
     wait.log("unseen")
     assert [(record.levelname, record.message) for record in caplog.records] == [
-        ("INFO", "waiting for 0 s. Start a learner."), ("INFO", "waiting for 10 s"),
+        ("INFO", "waiting for 0 s. Start a learner."),
+        ("INFO", "waiting for 10 s"),
         ("WARNING", "waiting again. Start a learner."),
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize(("below", "kind"), [("", FileExistsError), ("a/b", NotADirectoryError)])

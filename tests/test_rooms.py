@@ -199,9 +199,11 @@ def test_no_file_is_too_long_and_no_short_one_serves_one_module_without_a_reason
     short = {
         str(path.relative_to(ROOT))
         for path, n in sizes.items()
-        if n < SHORTEST and path.name not in ("__init__.py", "__main__.py") and dotted(path) not in commands
+        if n < SHORTEST
+        and path.name not in ("__init__.py", "__main__.py")
+        and dotted(path) not in commands
         and importers[dotted(path)] < 2
-    }  # fmt: skip
+    }
     assert short == set(SHORT_WITH_REASON)
 
 

@@ -148,13 +148,18 @@ class MarkedEnv(LineEnv):
 
 def experiment() -> ExperimentConfig:
     agent = AcfqlConfig(
-        critic=CriticConfig(hidden=(8,), ensemble=2), flow=FlowConfig(hidden=(8,), steps=1), candidates=2,
-        image_keys=(CAMERA,), encoder=EncoderConfig(features=(4,), latent=4),
-    )  # fmt: skip
+        critic=CriticConfig(hidden=(8,), ensemble=2),
+        flow=FlowConfig(hidden=(8,), steps=1),
+        candidates=2,
+        image_keys=(CAMERA,),
+        encoder=EncoderConfig(features=(4,), latent=4),
+    )
     return dataclasses.replace(
-        make_config(horizon=HORIZON), agent=agent, learner=LearnerConfig(pretrain_steps=0, batch_size=32),
+        make_config(horizon=HORIZON),
+        agent=agent,
+        learner=LearnerConfig(pretrain_steps=0, batch_size=32),
         replay=ReplayConfig(capacity=2000, demo_capacity=100, human_capacity=100, image_capacity=2000),
-    )  # fmt: skip
+    )
 
 
 class Pair:
@@ -164,9 +169,9 @@ class Pair:
         config, port = experiment(), free_port()
         run = open_run(config, SPEC, str(folder / "run"))
         stack.enter_context(run.locked())
-        self.service = stack.enter_context(contextlib.closing(
-            LearnerService(config, run, {}, bind="127.0.0.1", port=port)
-        ))  # fmt: skip
+        self.service = stack.enter_context(
+            contextlib.closing(LearnerService(config, run, {}, bind="127.0.0.1", port=port))
+        )
         self.service.server.start()
         agent: Agent = make_agent(config, SPEC)
         metrics = stack.enter_context(MetricsLog(run.path, wandb_project=None, wandb_name="", config={}))

@@ -107,7 +107,7 @@ class SimulatedOperator:
 
     def __init__(
         self, tips: Tips, task: Task, *, translation: float, rotation: float, drift: float = DRIFT, seed: int = 0
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._arms, self._task, self._unsteady = tips, task, drift
         self._speed = np.repeat((translation, rotation), 3)
         self._rng = rng = np.random.default_rng(seed)

@@ -137,9 +137,7 @@ class DelayEstimate:
         return min(max(1, math.ceil(np.percentile(self._ticks, 95))), self._longest)
 
 
-def while_polling(
-    work: Callable[[], T], poll: Callable[[], object], end: Callable[[], object] = lambda: None
-) -> T:  # fmt: skip
+def while_polling(work: Callable[[], T], poll: Callable[[], object], end: Callable[[], object] = lambda: None) -> T:
     """Call `work` on another thread and `poll` on this one; returns what `work` does, and raises its error.
 
     A robot's lease and an operator's keys need polls, also while something compiles. `end`: ends `work` where a poll

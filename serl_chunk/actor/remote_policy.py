@@ -163,8 +163,10 @@ def remote_policy(
     address, writer, key = _settings(config, spec)
     horizon = config.chunk.horizon
     client = PolicyClient(
-        address, key=key, stop=lambda: bool(stop()),
+        address,
+        key=key,
+        stop=lambda: bool(stop()),
         check=lambda metadata: _check_metadata(metadata, address.named, spec, horizon),
-    )  # fmt: skip
+    )
     with contextlib.closing(client):
         yield RemotePolicy(client, spec, writer, horizon)

@@ -254,8 +254,10 @@ class ActorService:
             policy.choose_snapshot()
             summary = runner.run_episode(
                 training_seed(self.config.seed, self.actor_id, episode),
-                explore=True, random_steps=random_steps, episode_id=episode_id,
-            )  # fmt: skip
+                explore=True,
+                random_steps=random_steps,
+                episode_id=episode_id,
+            )
             episode += 1
             if summary.length == 0:  # the session ended while its first decision waited: nothing is recorded
                 continue
@@ -275,9 +277,10 @@ class ActorService:
         age = policy.age(policy.version, self._clock.now())
         return {
             "rate_target": self.env.robot_spec.control_hz,
-            "policy_version": policy.version if policy.version >= 0 else None, "policy_age": age if age >= 0 else None,
+            "policy_version": policy.version if policy.version >= 0 else None,
+            "policy_age": age if age >= 0 else None,
             "unacknowledged": link.unacknowledged,
-        }  # fmt: skip
+        }
 
     def amend(self, record: Amend) -> None:
         """Send an operator's correction of an episode, and count the episode as corrected."""

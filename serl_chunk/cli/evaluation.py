@@ -149,9 +149,11 @@ def run_evaluation(
 
 
 def _report(
-    run: Path | None, checkpoints: Sequence[Checkpoint], done: Sequence[tuple[rollouts.Entry, EvalResult]],
+    run: Path | None,
+    checkpoints: Sequence[Checkpoint],
+    done: Sequence[tuple[rollouts.Entry, EvalResult]],
     options: EvaluationOptions,
-) -> int:  # fmt: skip
+) -> int:
     """Print the results, and write them to a run folder; returns 1 where that fails."""
     results = [result for _, result in done]
     for entry, _ in done:

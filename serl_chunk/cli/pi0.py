@@ -40,8 +40,10 @@ def export_flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("run_folder", metavar="RUN", help="the run's folder")
     p.add_argument("folder", metavar="TO", help="a folder that is absent or empty")
     p.add_argument("--step", default="latest", help="of the checkpoint (default: the newest)")
-    p.add_argument("--asset_id", help="of the statistics, where openpi looks for them (default: as that of the run's "
-                   "normaliser.norm_stats)")  # fmt: skip
+    p.add_argument(
+        "--asset_id",
+        help="of the statistics, where openpi looks for them (default: as that of the run's normaliser.norm_stats)",
+    )
     p.add_argument("--exp_name", help="the experiment whose agent.pi0 has its sizes")
     add_experiment_flags(p)
 

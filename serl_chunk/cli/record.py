@@ -55,8 +55,9 @@ def record_flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("--out", required=True, metavar="DIR", help="folder for episode_0.hdf5, episode_1.hdf5, ...")
     p.add_argument("--policy", metavar="WHO", help="who demonstrates: scripted (default), human, or server "
                    "(actor.policy, the default where it is set)")  # fmt: skip
-    p.add_argument("--keep", default="successes", metavar="WHAT",
-                   help="of a human or server: successes (default), or all judged")  # fmt: skip
+    p.add_argument(
+        "--keep", default="successes", metavar="WHAT", help="of a human or server: successes (default), or all judged"
+    )
     p.add_argument("--noise", type=float, help="standard deviation of the script's noise, radians")
     p.add_argument("--cameras", metavar="A,B", help="cameras to record: names, all, or none (default: the agent's)")
     p.add_argument("--viewer", metavar="PORT", help="show the robot on a page at this port of this machine (0: any)")

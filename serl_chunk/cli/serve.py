@@ -84,8 +84,9 @@ class ServeOptions(NamedTuple):
         for name in ("learner_port", "keys", "actor_id"):
             require(bool(ip) or not getattr(flags, name), name, "is of the learner that --ip names. Remove it")
         require(bool(run) or not flags.checkpoint_step, "checkpoint_step", "is of --checkpoint_path. Remove it")
-        require(1 <= flags.max_batch <= LARGEST_BATCH, "max_batch",
-                f"must be 1 to {LARGEST_BATCH}, got {flags.max_batch}")  # fmt: skip
+        require(
+            1 <= flags.max_batch <= LARGEST_BATCH, "max_batch", f"must be 1 to {LARGEST_BATCH}, got {flags.max_batch}"
+        )
         require(0 <= flags.port < 2**16, "port", f"must be 0 to 65535, got {flags.port}")
         require(not (flags.insecure and flags.api_key), "insecure", "means no keys. Remove it, or --api_key")
         require(is_loopback(flags.bind) or bool(flags.api_key) or flags.insecure, "bind",

@@ -102,9 +102,11 @@ class NormaliserConfig(Group, path="normaliser."):
         "z_score", "by mean and deviation (pi0), or q01 and q99 (pi0.5)", requires=_AS_OPENPI
     )
     delta_mask: tuple[int, ...] = setting(
-        (), "actions that are differences from the chunk's first state: so many are, so many (below 0) are not, ...; "
-        "6,-1,6,-1 for an ALOHA. Empty: none", requires=_AS_OPENPI,
-    )  # fmt: skip
+        (),
+        "actions that are differences from the chunk's first state: so many are, so many (below 0) are not, ...; "
+        "6,-1,6,-1 for an ALOHA. Empty: none",
+        requires=_AS_OPENPI,
+    )
     robot: Literal["none", "aloha"] = setting(
         "none",
         "units of the model's training in place of the robot's: joint signs, gripper angles",

@@ -30,9 +30,11 @@ class LeaderDrives:
     """
 
     def __init__(
-        self, request: Callable[[int, Mapping[str, int]], object], leaders: Mapping[str, tuple[InputDevice, int]],
+        self,
+        request: Callable[[int, Mapping[str, int]], object],
+        leaders: Mapping[str, tuple[InputDevice, int]],
         now: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._request, self._now = request, now
         self._devices = {name: device for name, (device, _) in leaders.items()}
         self._first = {name: first for name, (_, first) in leaders.items()}

@@ -45,8 +45,9 @@ def make_human(config: ExperimentConfig, env: RobotEnv) -> HumanIntervention:
     count = 1 if device.switch_button >= 0 else min(len(controls), max(1, len(device.paths)))
     if len(device.paths) > len(controls):
         arms = plural(len(controls), "arm")
-        raise ConfigError(f"names {len(device.paths)} devices, and robot {spec.name!r} has {arms}",
-                          parameter="device.paths")  # fmt: skip
+        raise ConfigError(
+            f"names {len(device.paths)} devices, and robot {spec.name!r} has {arms}", parameter="device.paths"
+        )
     if device.switch_button >= 0 and len(device.paths) > 1:
         raise ConfigError(f"lets a single device move both arms (got {len(device.paths)} in device.paths, expected 1). "
                           "Name one of them, or leave switch_button out", parameter="device.switch_button")  # fmt: skip
@@ -93,8 +94,10 @@ def _check_buttons(device: DeviceConfig, opened: InputDevice) -> None:
         number = getattr(device, name)
         if number >= buttons:
             valid = f"0 to {buttons - 1}" if buttons else "-1"
-            raise ConfigError(f"{opened.name} has {plural(buttons, 'button')} (got {number}, expected {valid}). "
-                              "Choose another one", parameter=f"device.{name}")  # fmt: skip
+            raise ConfigError(
+                f"{opened.name} has {plural(buttons, 'button')} (got {number}, expected {valid}). Choose another one",
+                parameter=f"device.{name}",
+            )
 
 
 def _open(kind: str, config: ExperimentConfig, count: int) -> list[InputDevice]:
@@ -136,11 +139,14 @@ def _gello(path: str) -> InputDevice:
         values: dict[str, Any] = tomllib.loads(Path(path).expanduser().read_text())
         return Gello(**values)
     except FileNotFoundError as e:
-        raise ConfigError(f"{path}: no such file (expected a GELLO's, with port, ids, offsets and signs). Write it",
-                          parameter="device.paths") from e  # fmt: skip
+        raise ConfigError(
+            f"{path}: no such file (expected a GELLO's, with port, ids, offsets and signs). Write it",
+            parameter="device.paths",
+        ) from e
     except (OSError, tomllib.TOMLDecodeError, TypeError) as e:
-        raise ConfigError(f"{path} describes no GELLO ({os_reason(e)}). It has port, ids, offsets and signs",
-                          parameter="device.paths") from e  # fmt: skip
+        raise ConfigError(
+            f"{path} describes no GELLO ({os_reason(e)}). It has port, ids, offsets and signs", parameter="device.paths"
+        ) from e
 
 
 def _controls(config: ExperimentConfig, env: RobotEnv) -> list[ArmControl]:
@@ -190,8 +196,9 @@ def _twists(device: DeviceConfig, spec: RobotSpec, arm: tuple[int, int], number:
 def _leader(spec: RobotSpec, arm: tuple[int, int]) -> ArmControl:
     dims = np.arange(*arm)
     if any(spec.joint_of_action[k] < 0 for k in dims if k not in spec.grippers):
-        raise ConfigError(f"a leader commands joints, and robot {spec.name!r} takes other actions",
-                          parameter="actor.intervention")  # fmt: skip
+        raise ConfigError(
+            f"a leader commands joints, and robot {spec.name!r} takes other actions", parameter="actor.intervention"
+        )
     low, high = np.array(spec.action_low)[dims], np.array(spec.action_high)[dims]
     return LeaderArm(dims, np.array(spec.joint_of_action)[dims], low, high, spec.dt)
 

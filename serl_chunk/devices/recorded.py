@@ -19,9 +19,11 @@ from serl_chunk.types import DataError, Observation, RobotSpec
 
 COLUMNS = ("episode", "tick", "action", "idle")
 _LAYOUT = (  # column, dimensions, kinds of dtype
-    ("episode", 1, "iu", "int[N]"), ("tick", 1, "iu", "int[N]"), ("idle", 1, "b", "bool[N]"),
+    ("episode", 1, "iu", "int[N]"),
+    ("tick", 1, "iu", "int[N]"),
+    ("idle", 1, "b", "bool[N]"),
     ("action", 2, "f", "float32[N, A]"),
-)  # fmt: skip
+)
 
 
 def save_interventions(

@@ -176,8 +176,9 @@ def open_hosted(
             sample = device.read()
             if (sample.joints if joints else sample.twist) is None:
                 if names:
-                    raise ConfigError(f"{device.name} has no {kind}, as actor.intervention needs it",
-                                      parameter="device.paths")  # fmt: skip
+                    raise ConfigError(
+                        f"{device.name} has no {kind}, as actor.intervention needs it", parameter="device.paths"
+                    )
                 device.close()
                 continue
             arm = first if first >= 0 else arm
@@ -210,16 +211,19 @@ def _parts(device: InputDevice, sample: Sample, arms: Sequence[tuple[int, int]],
             at += end - first
     if at != len(sample.joints):
         sizes = ", ".join(str(end - first) for first, end in arms) or "no numbers"
-        raise ConfigError(f"{device.name} has {len(sample.joints)} joints and grippers, and the arms from {where} on "
-                          f"take {sizes}", parameter="device.paths")  # fmt: skip
+        raise ConfigError(
+            f"{device.name} has {len(sample.joints)} joints and grippers, and the arms from {where} on take {sizes}",
+            parameter="device.paths",
+        )
     return parts
 
 
 def _tables(config: RobotConfig, names: Sequence[str], parameter: str) -> list[tuple[str, int]]:
     """Names and first arms of the server's tables, or of those that are named, in this order."""
     if not config.server:
-        raise ConfigError("empty, and the devices are those of a robot server. Give its HOST[:PORT]",
-                          parameter="robot.server")  # fmt: skip
+        raise ConfigError(
+            "empty, and the devices are those of a robot server. Give its HOST[:PORT]", parameter="robot.server"
+        )
     with connect(config, "devices", answer=ANSWER_S) as client:
         try:
             tables = {name: arm for name, _, arm in client.devices()}

@@ -67,9 +67,11 @@ def build_learner(
     preprocess = _preprocess(config, spec, run, fitted)
     del fitted
     metrics = MetricsLog(
-        run.path, wandb_project="serl-chunk" if options.wandb else None, wandb_name=f"{config.name}-{run.path.name}",
+        run.path,
+        wandb_project="serl-chunk" if options.wandb else None,
+        wandb_name=f"{config.name}-{run.path.name}",
         config=to_dict(config),
-    )  # fmt: skip
+    )
     evaluate: Evaluate | None = None
     with contextlib.ExitStack() as failed:
         failed.callback(metrics.close)  # wandb would wait for this run's end

@@ -109,8 +109,10 @@ class SnapshotPublisher:
             logger.warning(
                 "snapshot %d is not published: its version cannot be written to %s (%s). Training continues, and "
                 "the next snapshot tries again; if the disk is full, free some space",
-                version, self._file, error.strerror,
-            )  # fmt: skip
+                version,
+                self._file,
+                error.strerror,
+            )
         self._writes = False
 
     def _hand_over(self, snapshot: Snapshot, info: dict[str, Any]) -> None:

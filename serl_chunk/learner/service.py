@@ -246,13 +246,15 @@ class RecordRouter:
             logger.warning(
                 "%d of %d steps of old interventions could not be put back: the journal keeps the newest steps "
                 "(transport.journal_bytes keeps more of them)",
-                self._human_steps - held, self._human_steps,
-            )  # fmt: skip
+                self._human_steps - held,
+                self._human_steps,
+            )
         if self.position < counted:
             logger.warning(
                 "the journal ends at entry %d, the checkpoint covers %d: the records between are missing in the replay",
-                self.position, counted,
-            )  # fmt: skip
+                self.position,
+                counted,
+            )
             self.position = counted
         return steps
 

@@ -67,9 +67,11 @@ class Viewers:
             self._settle()
             viewer, holder = self._viewers.get(name), self._viewers.get(self._holder or "")
             return {
-                "viewers": len(self._viewers), "you": None if viewer is None else viewer.number,
-                "holder": None if holder is None else holder.number, "mine": viewer is not None and viewer is holder,
-            }  # fmt: skip
+                "viewers": len(self._viewers),
+                "you": None if viewer is None else viewer.number,
+                "holder": None if holder is None else holder.number,
+                "mine": viewer is not None and viewer is holder,
+            }
 
     def take(self, name: str) -> None:
         """Give control to a viewer. Raises RefusedError while another one has it."""

@@ -52,8 +52,9 @@ class Classifier:
         """Return the numbers of classes. Raises ConfigError, which names `parameter`, for one that it lacks."""
         classes, names = self.description.classes, list(names)
         for name in names:
-            require(name in classes, parameter,
-                f"{self._folder}: has no class {name!r}. Its classes: {', '.join(classes)}")  # fmt: skip
+            require(
+                name in classes, parameter, f"{self._folder}: has no class {name!r}. Its classes: {', '.join(classes)}"
+            )
         return [classes.index(name) for name in names]
 
     def check(self, spec: RobotSpec) -> None:

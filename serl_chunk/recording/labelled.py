@@ -65,8 +65,9 @@ class LabelledFolder:
         if labels is not None and labels.classes != CLASSES:
             raise ConfigError(
                 f"{folder}: is labelled with the classes {', '.join(labels.classes)}, expected {', '.join(CLASSES)}. "
-                "Give another folder", parameter="out",
-            )  # fmt: skip
+                "Give another folder",
+                parameter="out",
+            )
         known = {} if labels is None else labels.episodes
         # An episode that was being written when a recording was killed has no labels.
         self._ranges = {file.name: known.get(file.name, []) for file in sorted(folder.glob("episode_*.hdf5"))}
@@ -180,8 +181,9 @@ class LabelledRecording:
             marked = self._marked[:length]
             labels = [*marked, self._keys.marking]
             write_with_room(functools.partial(self._labels.add, name, file, labels), self._operator, self._ended)
-            logger.info(f"{file.name}: {sum(marked)} of {plural(len(marked), 'tick')} a success; "
-                        f"{self._labels.counts()}")  # fmt: skip
+            logger.info(
+                f"{file.name}: {sum(marked)} of {plural(len(marked), 'tick')} a success; {self._labels.counts()}"
+            )
 
     def _described(self) -> dict[str, str]:
         now = "SUCCESS" if self._keys.marking else "failure"

@@ -120,9 +120,11 @@ class Partitions:
         self.online, self.demo, self.human = (
             Partition(name, size, frames, none.copy())
             for name, size, frames in (
-                ("online", r.capacity, most), ("demo", r.demo_capacity, of_demos), ("human", r.human_capacity, most),
+                ("online", r.capacity, most),
+                ("demo", r.demo_capacity, of_demos),
+                ("human", r.human_capacity, most),
             )
-        )  # fmt: skip
+        )
         self.view_online, self.view_demo, self.view_all = (IndexSet(rows) for _ in range(3))
         # Of demonstrations: windows of successful ones, and of all others; kept only where they are balanced.
         self._balanced = [] if r.positive_fraction is None else [IndexSet(rows), IndexSet(rows)]

@@ -297,11 +297,13 @@ def _joined(blocks: list[StepBlock], images: Mapping[str, SparseRows]) -> StepBl
     if len(sizes) > 1:
         raise WireError("the sizes of its state or actions change within the episode")
     return StepBlock(
-        episode_id=blocks[0].episode_id, first_tick=0, action=np.concatenate([b.action for b in blocks]),
+        episode_id=blocks[0].episode_id,
+        first_tick=0,
+        action=np.concatenate([b.action for b in blocks]),
         observation={k: np.concatenate([b.observation[k] for b in blocks]) for k in names},
         **{name: np.concatenate([getattr(b, name) for b in blocks]) for name in STEP_COLUMNS},
         sparse={**sparse, **images},
-    )  # fmt: skip
+    )
 
 
 def is_run(path: Path) -> bool:

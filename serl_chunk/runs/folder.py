@@ -121,9 +121,11 @@ def _process() -> dict[str, str]:
     if Path(program).name == "__main__.py":  # of this package, as `python -m` starts it
         program = "serl-chunk"
     return {
-        "host": platform.node(), "command": shlex.join([program, *arguments]),
-        "python": platform.python_version(), "jax": importlib.metadata.version("jax"),
-    }  # fmt: skip
+        "host": platform.node(),
+        "command": shlex.join([program, *arguments]),
+        "python": platform.python_version(),
+        "jax": importlib.metadata.version("jax"),
+    }
 
 
 def _unknown_fields(saved: Mapping[str, Any], config: Any, prefix: str = "") -> list[str]:

@@ -25,13 +25,15 @@ _TIME = {"type": "object", "properties": {"sec": {"type": "integer"}, "nsec": {"
 _NUMBERS = {"type": "array", "items": {"type": "number"}}
 _SCHEMAS: dict[str, dict[str, Any]] = {
     "foxglove.CompressedImage": {
-        "timestamp": _TIME, "frame_id": {"type": "string"}, "format": {"type": "string"},
+        "timestamp": _TIME,
+        "frame_id": {"type": "string"},
+        "format": {"type": "string"},
         "data": {"type": "string", "contentEncoding": "base64"},
     },
     "serl_chunk.Values": {"tick": {"type": "integer"}, "values": _NUMBERS},
     "serl_chunk.Value": {"tick": {"type": "integer"}, "value": {"type": "number"}},
     "serl_chunk.Text": {"tick": {"type": "integer"}, "value": {"type": "string"}},
-}  # fmt: skip
+}
 
 
 def write_mcap(path: Path, episode: Episode, hz: float | None) -> str:
@@ -98,9 +100,11 @@ class _Writer:
                 if tick in found:
                     file = frame_file(rows, found[tick])
                     image = {
-                        "timestamp": {"sec": at // 10**9, "nsec": at % 10**9}, "frame_id": name,
-                        "format": media_type(file).removeprefix("image/"), "data": base64.b64encode(file).decode(),
-                    }  # fmt: skip
+                        "timestamp": {"sec": at // 10**9, "nsec": at % 10**9},
+                        "frame_id": name,
+                        "format": media_type(file).removeprefix("image/"),
+                        "data": base64.b64encode(file).decode(),
+                    }
                     self._put(f"/camera/{name}", "foxglove.CompressedImage", at, image)
         self._writer.finish()
 

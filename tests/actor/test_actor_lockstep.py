@@ -305,14 +305,17 @@ A, B = picture(1), picture(2)
 SAME_ROWS = picture(1, row=9)  # differs from A in its last row alone
 
 
-@pytest.mark.parametrize(("pictures", "numbers", "named"), [
-    ([A, A, A, B, B], None, {1: 0, 2: 0, 4: 3}),  # the same array
-    ([A, picture(1), SAME_ROWS, picture(1, row=9)], None, {1: 0, 3: 2}),  # the same bytes
-    ([A, B, A, B], None, {}),  # only the newest is named
-    ([A, picture(1), B, picture(2)], [5, 5, 6, 6], {1: 0, 3: 2}),
-    ([A, picture(1), picture(1)], [5, 6, 6], {2: 1}),  # a new picture that looks the same
-    ([A, B, SAME_ROWS], [5, 5, 5], {}),  # numbers that stand still
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("pictures", "numbers", "named"),
+    [
+        ([A, A, A, B, B], None, {1: 0, 2: 0, 4: 3}),  # the same array
+        ([A, picture(1), SAME_ROWS, picture(1, row=9)], None, {1: 0, 3: 2}),  # the same bytes
+        ([A, B, A, B], None, {}),  # only the newest is named
+        ([A, picture(1), B, picture(2)], [5, 5, 6, 6], {1: 0, 3: 2}),
+        ([A, picture(1), picture(1)], [5, 6, 6], {2: 1}),  # a new picture that looks the same
+        ([A, B, SAME_ROWS], [5, 5, 5], {}),  # numbers that stand still
+    ],
+)
 def test_a_frame_that_was_recorded_is_named_by_its_tick(pictures, numbers, named):
     seen = recorded(pictures, numbers)
     assert {tick: at["top"] for tick, at in seen.items() if isinstance(at, dict)} == named
@@ -417,14 +420,17 @@ MOVES = ((-1.0, -1.0), (1.0, 1.0))
 WITH_GRIPPER = ((-1.0, 0.0), (1.0, 2.0))  # gym-hil's: 0 opens, 1 leaves as it is, 2 closes
 
 
-@pytest.mark.parametrize(("limits", "named", "dimensions"), [
-    (MOVES, {}, "0, 1"),  # not declared: each may be a gripper, or a position
-    (WITH_GRIPPER, {}, "0, 1"),
-    (WITH_GRIPPER, {"grippers": (0,)}, "1"),  # a hold of 0 is at the end of what it can do
-    (MOVES, {"grippers": (1,)}, ""),
-    (WITH_GRIPPER, {"joint_of_action": (0, 1)}, ""),
-    (MOVES, {"joint_of_action": (-1, -1)}, ""),  # confirmed
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("limits", "named", "dimensions"),
+    [
+        (MOVES, {}, "0, 1"),  # not declared: each may be a gripper, or a position
+        (WITH_GRIPPER, {}, "0, 1"),
+        (WITH_GRIPPER, {"grippers": (0,)}, "1"),  # a hold of 0 is at the end of what it can do
+        (MOVES, {"grippers": (1,)}, ""),
+        (WITH_GRIPPER, {"joint_of_action": (0, 1)}, ""),
+        (MOVES, {"joint_of_action": (-1, -1)}, ""),  # confirmed
+    ],
+)
 def test_it_is_warned_where_nothing_measures_a_hold_and_nothing_is_named(limits, named, dimensions):
     warning = hold_warning(GymConfig(make=lambda fake_env: None, **named), spec_of(*limits, **named))
     assert (warning is None) == (dimensions == "")
@@ -433,11 +439,14 @@ def test_it_is_warned_where_nothing_measures_a_hold_and_nothing_is_named(limits,
     assert hold_warning(FakeAlohaConfig(), spec_of(*limits, **named)) is None  # a robot of the package knows its holds
 
 
-@pytest.mark.parametrize(("actor", "warned"), [
-    (ActorConfig(clock="lockstep"), 0),  # every tick has an action
-    (ActorConfig(clock="lockstep", delay_ticks=2), 1),
-    (ActorConfig(clock="realtime", inference="sync"), 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("actor", "warned"),
+    [
+        (ActorConfig(clock="lockstep"), 0),  # every tick has an action
+        (ActorConfig(clock="lockstep", delay_ticks=2), 1),
+        (ActorConfig(clock="realtime", inference="sync"), 1),
+    ],
+)
 def test_an_actor_warns_where_it_may_have_to_hold(actor, warned, caplog):
     env = LineEnv(length=12, spec=dataclasses.replace(SPEC, joint_of_action=(-1, -1)))
     runner = EpisodeRunner(env, make_policy(NoisyAgent(8)), NullSink(), config=make_config(actor=actor))

@@ -142,10 +142,13 @@ def test_random_latencies(mode, horizon, latencies, oversleep, human):
         assert starts == sorted(set(starts))
 
 
-@pytest.mark.parametrize(("oversleep", "apart", "most", "missed"), [
-    ([0, 3, 0, 8], [23, 17, 28, 12], 8, 0),  # lateness does not add up: each tick is late by its own oversleep only
-    ([0, 0, 65], [20, 85, 15], 65, 3),  # a long stall moves the grid instead of rushing
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("oversleep", "apart", "most", "missed"),
+    [
+        ([0, 3, 0, 8], [23, 17, 28, 12], 8, 0),  # lateness does not add up: each tick is late by its own oversleep only
+        ([0, 0, 65], [20, 85, 15], 65, 3),  # a long stall moves the grid instead of rushing
+    ],
+)
 def test_deadlines_are_absolute(oversleep, apart, most, missed):
     rig = Rig("async", itertools.repeat(5 * MS), oversleep=[MS * each for each in oversleep], costs=[4 * MS] * 30)
     summary, steps = rig.run()

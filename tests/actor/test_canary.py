@@ -169,13 +169,16 @@ def test_a_discarded_episode_and_an_undone_label_count_nowhere():
     assert len([r for r in link.records if isinstance(r, Amend)]) == 4
 
 
-@pytest.mark.parametrize(("robot", "outcome", "operator", "refused"), [
-    (AlohaConfig(server="pc"), OutcomeConfig(), False, True),
-    (GymConfig(make=print, server="pc"), OutcomeConfig(), False, True),
-    (AlohaConfig(server="pc"), OutcomeConfig(), True, False),
-    (AlohaConfig(server="pc"), OutcomeConfig(classifier="folder"), False, False),
-    (GymConfig(make=print, is_real=True), OutcomeConfig(), False, False),  # as HIL-SERL's, which judges
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("robot", "outcome", "operator", "refused"),
+    [
+        (AlohaConfig(server="pc"), OutcomeConfig(), False, True),
+        (GymConfig(make=print, server="pc"), OutcomeConfig(), False, True),
+        (AlohaConfig(server="pc"), OutcomeConfig(), True, False),
+        (AlohaConfig(server="pc"), OutcomeConfig(classifier="folder"), False, False),
+        (GymConfig(make=print, is_real=True), OutcomeConfig(), False, False),  # as HIL-SERL's, which judges
+    ],
+)
 def test_a_gate_needs_what_judges_episodes(robot, outcome, operator, refused):
     config = dataclasses.replace(make_config(), robot=robot, outcome=outcome)
     check_signal(config, operator=False)  # without a gate
@@ -185,14 +188,17 @@ def test_a_gate_needs_what_judges_episodes(robot, outcome, operator, refused):
         check_signal(config, operator=operator)
 
 
-@pytest.mark.parametrize(("outcome", "by", "segments", "counts"), [
-    (Outcome.SUCCESS, "operator", 0, True),
-    (Outcome.SUCCESS, "environment", 1, False),  # a helped one
-    (Outcome.FAILURE, "operator", 0, False),
-    (Outcome.UNKNOWN, "environment", 0, False),  # the time limit
-    (Outcome.UNKNOWN, "fault", 0, False),
-    (Outcome.UNKNOWN, "operator", 0, None),  # who stopped it said nothing
-    (Outcome.UNKNOWN, "crash", 0, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("outcome", "by", "segments", "counts"),
+    [
+        (Outcome.SUCCESS, "operator", 0, True),
+        (Outcome.SUCCESS, "environment", 1, False),  # a helped one
+        (Outcome.FAILURE, "operator", 0, False),
+        (Outcome.UNKNOWN, "environment", 0, False),  # the time limit
+        (Outcome.UNKNOWN, "fault", 0, False),
+        (Outcome.UNKNOWN, "operator", 0, None),  # who stopped it said nothing
+        (Outcome.UNKNOWN, "crash", 0, None),
+    ],
+)
 def test_what_an_episode_counts_as(outcome, by, segments, counts):
     assert succeeded_alone(EpisodeSummary(seed=0, outcome=outcome, ended_by=by, segments=segments)) is counts

@@ -193,10 +193,13 @@ def policy_of(agent, normaliser=None, *, image_keys=(), prompts=None):
 
 def relative_normaliser(horizon):
     return dataclasses.replace(
-        identity_normaliser(horizon), mode="relative", state_mean=np.array([0.25, 0, 0], np.float32),
-        state_std=np.array([0.5, 1, 2], np.float32), scale=np.full((horizon, 2), 0.1, np.float32),
+        identity_normaliser(horizon),
+        mode="relative",
+        state_mean=np.array([0.25, 0, 0], np.float32),
+        state_std=np.array([0.5, 1, 2], np.float32),
+        scale=np.full((horizon, 2), 0.1, np.float32),
         joint=np.array([0, 1], np.int32),
-    )  # fmt: skip
+    )
 
 
 def test_model_space_in_and_robot_units_out():

@@ -145,9 +145,12 @@ def test_in_lockstep_a_lost_server_is_waited_for_within_an_episode():
         env, sink = LineEnv(length=24), ListSink()
         remote = stack.enter_context(remote_policy(config_of(port), SPEC))
         runner = EpisodeRunner(
-            env, remote, sink, config=config_of(port),
+            env,
+            remote,
+            sink,
+            config=config_of(port),
             observer=lambda tick: (tick == 4 and threading.Thread(target=restart).start()) or time.sleep(0.03),
-        )  # fmt: skip
+        )
         summary = runner.run_episode(seed=1)
     assert restarted
     assert (summary.length, {s.source for s in sink.steps}) == (24, {Source.POLICY})
@@ -324,9 +327,11 @@ def test_a_key_ends_the_warm_up_with_a_server_that_does_not_answer():
 
 @pytest.mark.parametrize("lost", [True, False])
 def test_a_key_ends_an_episode_that_waits_for_a_chunk(lost):
-    policy, ended, (word, after) = StatePolicy(), threading.Event(), (
-        (ActorState.WAITING, 2) if lost else (ActorState.POLICY, 30)
-    )  # fmt: skip
+    policy, ended, (word, after) = (
+        StatePolicy(),
+        threading.Event(),
+        ((ActorState.WAITING, 2) if lost else (ActorState.POLICY, 30)),
+    )
     with server_of(policy) as server:
 
         class Losing(LineEnv):

@@ -87,9 +87,10 @@ def test_the_policy_is_taught_its_own_actions_alone():
     later, own = ((np.arange(5) >= 3).astype(np.float32), (np.arange(5) == 2).astype(np.float32))
     step = lambda b: policy_gradient(agent, state, b)[0]  # noqa: E731
     behind = batch._replace(
-        actions=batch.actions + 0.5 * later[:, None], bc_weight=batch.bc_weight * (1 - later),
+        actions=batch.actions + 0.5 * later[:, None],
+        bc_weight=batch.bc_weight * (1 - later),
         valid=batch.valid * (1 - later),
-    )  # fmt: skip
+    )
     assert same(step(batch), step(behind))
     assert not same(step(batch), step(batch._replace(actions=batch.actions + 0.5 * own[:, None])))
 

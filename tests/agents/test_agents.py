@@ -79,8 +79,9 @@ def test_trains_travels_acts_is_saved_and_goes_on(name, tmp_path):
             if update is agent.update:
                 policys = 2 if variant.startswith("published") else getattr(agent.config, "policy_updates", 1)
                 assert (int(state.critic_updates), int(state.policy_updates)) == (
-                    counts[0] + 2 * agent.has_critic, counts[1] + policys
-                )  # fmt: skip
+                    counts[0] + 2 * agent.has_critic,
+                    counts[1] + policys,
+                )
             assert all(np.isfinite(value) for value in metrics.values()), metrics
             trees = (before.policy, before.policy_opt, before.critic, before.critic_opt, before.target)
             assert all(leaf.is_deleted() for leaf in jax.tree.leaves(trees))  # the state is donated

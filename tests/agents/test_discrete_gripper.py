@@ -164,7 +164,7 @@ def of_robot(gripper: GripperConfig, grippers=ROBOT.grippers):
         ({"setup_mode": "single-arm-fixed-gripper"}, (), FixedGripper, None, 14),  # taken away by HIL-SERL's wrapper
         ({}, (6, 13), None, None, 14),
     ],
-)  # fmt: skip
+)
 def test_setup_modes_select_the_composition(gripper, grippers, kind, choices, arm):
     agent = of_robot(GripperConfig(**gripper), grippers)
     assert isinstance(agent, kind) if kind else not isinstance(agent, LearnedGripper | FixedGripper)

@@ -31,8 +31,10 @@ OFTEN = ("prefix", "learned gripper")
 SINGLE_ONLY = ("the critic's encoder",)  # pixels become float32
 ROWS = [(name, True, (1, 4)) for name in OFTEN] + [
     pytest.param(name, double, (1, 2, 4), marks=pytest.mark.slow)
-    for name in CASES for double in (False, True) if not (double and name in SINGLE_ONLY)
-]  # fmt: skip
+    for name in CASES
+    for double in (False, True)
+    if not (double and name in SINGLE_ONLY)
+]
 
 
 def agent_of(name: str, micro_batches: int) -> Agent:

@@ -110,9 +110,10 @@ def test_changes_are_counted_against_the_tick_before():
 def test_the_target_is_double_dqn_averaged_over_branches():
     batch = make_batches(AgentSpec(4, 2, 2, 2, (), 0.5), 1, 2)
     batch = batch._replace(
-        rewards=np.array([[1.0, 2.0], [1.0, 0.0]], np.float32), mask=np.array([1.0, 0.0], np.float32),
+        rewards=np.array([[1.0, 2.0], [1.0, 0.0]], np.float32),
+        mask=np.array([1.0, 0.0], np.float32),
         discount_n=np.array([0.25, 0.5], np.float32),
-    )  # fmt: skip
+    )
     online = jnp.array([[[[1.0, 3.0, 2.0]], [[5.0, 0.0, 9.0]]]] * 2)  # [B, J, 1, O]
     target = jnp.array([[[[10.0, 20.0, 30.0]], [[40.0, 50.0, 60.0]]]] * 2)
     allowed = jnp.ones((2, 2, 1, 3), bool).at[:, 1, 0, 2].set(False)

@@ -27,9 +27,12 @@ def parity() -> Iterator[ModuleType]:
     sys.path.remove(str(ROOT / "benchmarks"))
 
 
-@pytest.mark.parametrize("file", [f for f in FILES if f.stem in OFTEN] + [
-    pytest.param(f, marks=pytest.mark.slow) for f in FILES if f.stem not in OFTEN
-], ids=lambda f: f.stem)  # fmt: skip
+@pytest.mark.parametrize(
+    "file",
+    [f for f in FILES if f.stem in OFTEN]
+    + [pytest.param(f, marks=pytest.mark.slow) for f in FILES if f.stem not in OFTEN],
+    ids=lambda f: f.stem,
+)
 def test_every_recorded_number_is_ours(parity, file):
     comparison = parity.Comparison(parity.Case(file))
     comparison.run()

@@ -214,8 +214,10 @@ def test_what_is_trained_decides_the_average_and_how_lora_begins():
     chosen = {"full": {}, "expert": {}, "lora": lora()}
     found = {name: openpi(dataclasses.replace(SMALL, trainable=name, **of)).agent for name, of in chosen.items()}
     assert {name: (of.policy_ema, of.pi0.lora_init) for name, of in found.items()} == {
-        "full": (0.99, "zero"), "expert": (0.0, "zero"), "lora": (0.0, "openpi"),
-    }  # fmt: skip
+        "full": (0.99, "zero"),
+        "expert": (0.0, "zero"),
+        "lora": (0.0, "openpi"),
+    }
     by_override = ("agent.pi0.trainable", "lora"), ("agent.pi0.vlm.attention_rank", "2")
     of = openpi(SMALL, *by_override).agent
     assert (of.policy_ema, of.pi0.lora_init, of.pi0.vlm.attention_rank) == (0.0, "openpi", 2)

@@ -34,13 +34,15 @@ def test_neither_scale_nor_offset_of_q_matters(values, scale, offset):
 @pytest.mark.parametrize(
     ("values", "texts"),
     [
-        ((0.6, 0.8, 0.5, 0.2, 0.15, 0.9, 0.3),
-         ("", "", "", "Q fell from 0.8 to 0.2", "", "", "Q fell from 0.9 to 0.3")),  # once for a fall
+        (
+            (0.6, 0.8, 0.5, 0.2, 0.15, 0.9, 0.3),
+            ("", "", "", "Q fell from 0.8 to 0.2", "", "", "Q fell from 0.9 to 0.3"),
+        ),  # once for a fall
         ((0.5, 0.25, 0.249), ("", "", "Q fell from 0.5 to 0.25")),  # the threshold itself is none
         # no Q is passed over, of several values the best counts
         (([0.1, 0.8], None, [0.7, 0.1], [0.1, 0.2]), ("", "", "", "Q fell from 0.8 to 0.2")),
     ],
-)  # fmt: skip
+)
 def test_an_alarm_is_raised_once_for_a_fall(values, texts):
     watch = Watch(ALARM)
     assert tuple(watch.decided({} if q is None else {"q": np.float32(q)}) for q in values) == texts

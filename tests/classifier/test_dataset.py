@@ -113,10 +113,12 @@ def test_frame_labels_replace_the_outcome(folder):
     assert data.count(positive=True) == 3
     two = {"classes": ["a", "b"]}
     for saved in (
-        [], {"classes": ["a", "a"], "episodes": {}}, two,
+        [],
+        {"classes": ["a", "a"], "episodes": {}},
+        two,
         *({**two, "episodes": {keys[0]: [labels]}} for labels in ([3, 3, "a"], [0, 3, "c"], [0, 3])),
         {**two, "episodes": {"episode_99": [[0, 3, "b"]]}},
-    ):  # fmt: skip
+    ):
         (folder / LABELS).write_text(json.dumps(saved))
         with pytest.raises(DataError, match=naming(LABELS)):
             read(folder)

@@ -63,9 +63,12 @@ def mine(tmp_path, monkeypatch):
 def released(folder, config):
     """Write a checkpoint of random numbers in openpi's layout; it has no LoRA."""
     plain = replace(
-        config, trainable="full", lora_init="zero", vlm=replace(config.vlm, attention_rank=0, mlp_rank=0),
+        config,
+        trainable="full",
+        lora_init="zero",
+        vlm=replace(config.vlm, attention_rank=0, mlp_rank=0),
         expert=replace(config.expert, attention_rank=0, mlp_rank=0),
-    )  # fmt: skip
+    )
     params = tree.initial(plain, jax.random.key(3))
     export(folder, plain, params, {})
     return tree.flat(params)
@@ -90,8 +93,10 @@ def test_import_fine_tune_export_and_reload_act_alike(mine, tmp_path, capsys):
     learner.checkpoint()
     params = learner.agent.published(learner.state, learner.base) | {"base": learner.base}
     rng = np.random.default_rng(0)
-    observation = {"state": rng.normal(size=spec.state_dim).astype(np.float32),
-                   "images/top": rng.integers(0, 256, (24, 24, 3), dtype=np.uint8)}  # fmt: skip
+    observation = {
+        "state": rng.normal(size=spec.state_dim).astype(np.float32),
+        "images/top": rng.integers(0, 256, (24, 24, 3), dtype=np.uint8),
+    }
     acted, _ = learner.agent.sample(params, observation, jax.random.key(0), explore=False)
     let_go(learner)
 

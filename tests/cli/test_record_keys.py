@@ -114,7 +114,7 @@ TABLE: dict[str, dict[Action, Left]] = {  # state -> what a key with an effect l
         Action.QUIT: Left([], [], ("park",)),
         Action.END: Left([], [], ("stop",), status=130),
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("by", BY)

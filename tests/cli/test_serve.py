@@ -41,9 +41,11 @@ pytestmark = pytest.mark.compiles
 CAMERAS = ("top", "left_wrist")
 CHANGES = [
     *settings(),
-    f"--config.agent.image_keys={','.join(CAMERAS)}", "--config.robot.image_size=16",
-    "--config.agent.language.tokenizer=bytes", "--config.agent.language.length=96",
-]  # fmt: skip
+    f"--config.agent.image_keys={','.join(CAMERAS)}",
+    "--config.robot.image_size=16",
+    "--config.agent.language.tokenizer=bytes",
+    "--config.agent.language.length=96",
+]
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "serving.md"
 
 

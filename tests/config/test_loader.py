@@ -18,9 +18,10 @@ def experiment():
     return ExperimentConfig(name={name!r}, robot=FakeAlohaConfig())
 """
 VARIANTS = {  # experiments whose variants are experiments of their own
-    "hil_serl_template": "hil_serl_ram_insertion", "hil_serl_franka": "hil_serl_franka_ram_insertion",
+    "hil_serl_template": "hil_serl_ram_insertion",
+    "hil_serl_franka": "hil_serl_franka_ram_insertion",
     "aloha": "aloha_ros1",
-}  # fmt: skip
+}
 
 
 @pytest.fixture(autouse=True)
@@ -84,11 +85,13 @@ CHUNK = "from serl_chunk.config.experiment import ChunkConfig\n"
     [
         ("fake_alhoa", ("fake_alhoa", "'fake_aloha'", "mine", ".py")),
         ("zzz", ("zzz", "fake_aloha", "mine", ".py")),
-        *((name, (f"'{name}'", "hil_serl_template:ram_insertion")) for name in (
-            "ram_insertion", "ram_insertoin", "hil_serl_ram_insertion")),
+        *(
+            (name, (f"'{name}'", "hil_serl_template:ram_insertion"))
+            for name in ("ram_insertion", "ram_insertoin", "hil_serl_ram_insertion")
+        ),
         ("nowhere/x.py", ("exp_name", "nowhere/x.py", "fake_aloha")),
     ],
-)  # fmt: skip
+)
 def test_a_name_that_is_unknown_comes_with_those_that_are_and_the_nearest(folder, name, named):
     write(folder / "mine.py")
     with pytest.raises(ConfigError, match=naming(*named)):

@@ -34,9 +34,11 @@ CASES = [
     ("hg-dagger-gaussian", "agent.flow.hidden", "16", [("agent.policy", "flow")]),
     (None, "operator.keys", "success=s 2", [("actor.intervention", "spacemouse")]),
     ("hil-serl", "learner.max_lag_steps", "30", [("learner.utd_ratio", "2.0")]),
-    *((None, f"normaliser.{name}", value, OPENPI[1:], *OPENPI[:1])
-      for name, value in (("scaling", "quantiles"), ("delta_mask", "6,-1,6,-1"), ("robot", "aloha"))),
-]  # fmt: skip
+    *(
+        (None, f"normaliser.{name}", value, OPENPI[1:], *OPENPI[:1])
+        for name, value in (("scaling", "quantiles"), ("delta_mask", "6,-1,6,-1"), ("robot", "aloha"))
+    ),
+]
 
 
 def asked(preset: str | None, *overrides: tuple[str, str], base: ExperimentConfig = BASE) -> None:

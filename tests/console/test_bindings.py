@@ -106,11 +106,13 @@ NO_KEYS_CHANGES = [
     ({"go": ""}, "go"), ({"stop": "escape"}, "Esc"),
 ]  # fmt: skip
 NO_GESTURES = [
-    ({"clear": "pedal_middle", "go": ""}, "pedal_middle"), ({"success": "pedal_up"}, "pedal_up"),
-    ({"success": "pedal_left"}, "'pedal_left'"), ({"stop": "", "go": "pedal_left_long"}, "pedal_left"),
+    ({"clear": "pedal_middle", "go": ""}, "pedal_middle"),
+    ({"success": "pedal_up"}, "pedal_up"),
+    ({"success": "pedal_left"}, "'pedal_left'"),
+    ({"stop": "", "go": "pedal_left_long"}, "pedal_left"),
     ({"go": "pedal_right", "success": "", "failure": "", "stop": "pedal_right_long"}, "pedal_right"),
     ({"unknown": "pedal_right"}, "unknown"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("bind", "changes", "value"), [

@@ -138,7 +138,9 @@ def test_without_a_terminal_changes_are_lines_of_the_log(tmp_path, caplog):
 
 # The terminal becomes the controlling one of a session of its own, as a shell's does.
 SESSION = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
-CHILD = SESSION + """
+CHILD = (
+    SESSION
+    + """
 import os, signal, sys, time
 from serl_chunk.console.terminal import Terminal
 from serl_chunk.console.keys import CTRL_C
@@ -152,7 +154,8 @@ def wait():
             if key.name == CTRL_C:
                 return
         time.sleep(0.005)
-"""  # fmt: skip
+"""
+)
 WAYS_OUT = {  # name -> (its code, the exit status)
     "close": ("terminal.close(); terminal.close()", 0),
     "exception": ("with terminal: 1 / 0", 1),
@@ -163,9 +166,10 @@ WAYS_OUT = {  # name -> (its code, the exit status)
     "handler": ("signal.signal(signal.SIGTERM, lambda *_: (terminal.close(), os._exit(7))); wait()", 7),
     "forked": (
         "pid = os.fork()\nif pid == 0:\n    os.kill(os.getpid(), signal.SIGTERM)\n    time.sleep(60)\n"
-        "os.waitpid(pid, 0)\nimport termios\nassert not termios.tcgetattr(0)[3] & termios.ECHO\nterminal.close()", 0,
+        "os.waitpid(pid, 0)\nimport termios\nassert not termios.tcgetattr(0)[3] & termios.ECHO\nterminal.close()",
+        0,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.fixture

@@ -86,8 +86,11 @@ def test_no_sequence_is_a_key_in_any_pieces(data):
     sequences = data.draw(st.lists(st.sampled_from(SEQUENCES), min_size=1, max_size=4))
     stream = b"".join(sequences)
     # A sequence that is a prefix of others may go on with the next one's bytes, as long as those begin with Esc.
-    gaps = data.draw(st.lists(st.sampled_from([0.0, 0.001, 0.024, 0.026, SPLIT, 0.09]), min_size=len(stream) - 1,
-                              max_size=len(stream) - 1))  # fmt: skip
+    gaps = data.draw(
+        st.lists(
+            st.sampled_from([0.0, 0.001, 0.024, 0.026, SPLIT, 0.09]), min_size=len(stream) - 1, max_size=len(stream) - 1
+        )
+    )
     assert set(decode(cut(stream, gaps), polls=data.draw(st.booleans()))) <= {"escape"}
 
 

@@ -26,9 +26,12 @@ OBSTACLES = (
     Obstacle("camera cam_left_wrist: newest frame 3.2 s old", "Check its cable"),
 )
 FULL = STATE._replace(
-    countdown=2.4, question="Place the cube. Enter goes on", notice="look: Q fell from 0.8 to 0.2",
-    obstacles=OBSTACLES, progress="demonstration 3 of 20",
-)  # fmt: skip
+    countdown=2.4,
+    question="Place the cube. Enter goes on",
+    notice="look: Q fell from 0.8 to 0.2",
+    obstacles=OBSTACLES,
+    progress="demonstration 3 of 20",
+)
 UNCONFIRMED = FULL._replace(
     alarm="THE ROBOT DID NOT CONFIRM. Press the hardware emergency stop.",
     robot=ShownRobot(7, "actor", "p", "desk", 12.4),

@@ -33,9 +33,10 @@ def test_commands_come_back_on_their_ticks(tmp_path):
                 assert command.action.dtype == np.float32
                 command.action[:] = 7  # the caller's to keep
     assert found == {
-        (0, 3): (pytest.approx([0.1, 0.2]), False), (0, 4): (pytest.approx([0.3, 0.4]), True),
+        (0, 3): (pytest.approx([0.1, 0.2]), False),
+        (0, 4): (pytest.approx([0.3, 0.4]), True),
         (2, 0): (pytest.approx([0.5, 0.6]), False),
-    }  # fmt: skip
+    }
     np.testing.assert_allclose(source._commands[0, 3].action, [0.1, 0.2])
 
 

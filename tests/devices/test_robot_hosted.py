@@ -103,12 +103,14 @@ def test_a_server_that_is_gone_and_comes_back_loses_and_returns_its_devices(stac
 
 @pytest.mark.parametrize(
     ("devices", "names", "joints", "moved"),
-    [({"both": (leader(), -1)}, (), True, {0: "both", 1: "both"}),
-     ({"a": (leader(7), 1), "b": (leader(7), 0)}, (), True, {0: "b", 1: "a"}),
-     ({"a": (leader(7), -1), "b": (leader(7), -1)}, ("b",), True, {0: "b"}),
-     ({"right": (leader(7), 1), "mouse": (MOUSE, 0)}, (), False, {0: "mouse"}),
-     ({"m": (MOUSE, -1), "n": (MOUSE, -1)}, ("n", "m"), False, {0: "n", 1: "m"})],
-)  # fmt: skip
+    [
+        ({"both": (leader(), -1)}, (), True, {0: "both", 1: "both"}),
+        ({"a": (leader(7), 1), "b": (leader(7), 0)}, (), True, {0: "b", 1: "a"}),
+        ({"a": (leader(7), -1), "b": (leader(7), -1)}, ("b",), True, {0: "b"}),
+        ({"right": (leader(7), 1), "mouse": (MOUSE, 0)}, (), False, {0: "mouse"}),
+        ({"m": (MOUSE, -1), "n": (MOUSE, -1)}, ("n", "m"), False, {0: "n", 1: "m"}),
+    ],
+)
 def test_devices_move_the_arms_of_their_tables(stack, devices, names, joints, moved):
     found = open_hosted(Cell(stack, **devices).config, SPEC, names, joints=joints)
     assert {arm: device.name.partition(" at ")[0] for arm, device in found} == moved
@@ -121,19 +123,23 @@ def test_devices_move_the_arms_of_their_tables(stack, devices, names, joints, mo
 
 @pytest.mark.parametrize(
     ("devices", "names", "joints", "named"),
-    [({"m": (MOUSE, -1)}, ("m",), True, ("device.paths", "joints", "m")),
-     ({"m": (MOUSE, -1)}, ("n",), False, ("device.paths", "'n'", "m")),
-     ({"a": (leader(6), -1)}, (), True, ("device.paths", "6 joints", "7, 7")),
-     ({"a": (leader(7), 1), "b": (leader(7), 1)}, (), True, ("device.paths", "arm 1", "b at"))],
-)  # fmt: skip
+    [
+        ({"m": (MOUSE, -1)}, ("m",), True, ("device.paths", "joints", "m")),
+        ({"m": (MOUSE, -1)}, ("n",), False, ("device.paths", "'n'", "m")),
+        ({"a": (leader(6), -1)}, (), True, ("device.paths", "6 joints", "7, 7")),
+        ({"a": (leader(7), 1), "b": (leader(7), 1)}, (), True, ("device.paths", "arm 1", "b at")),
+    ],
+)
 def test_devices_that_do_not_fit_are_refused(stack, devices, names, joints, named):
     with pytest.raises(ConfigError, match=naming(*named)):
         open_hosted(Cell(stack, **devices).config, SPEC, names, joints=joints)
 
 
 def test_a_device_without_readings_and_a_robot_without_a_server_are_named(stack):
-    for attempt in (lambda: open_hosted(FakeAlohaConfig(), SPEC, (), joints=True),
-                    lambda: open_pedal(FakeAlohaConfig(), "foot")):  # fmt: skip
+    for attempt in (
+        lambda: open_hosted(FakeAlohaConfig(), SPEC, (), joints=True),
+        lambda: open_pedal(FakeAlohaConfig(), "foot"),
+    ):
         with pytest.raises(ConfigError, match=naming("HOST")) as refused:
             attempt()
         assert refused.value.parameter == "robot.server"
@@ -254,7 +260,7 @@ def test_a_pedal_that_is_lost_is_named_in_time_and_its_process_may_be_another_on
 @pytest.mark.parametrize(
     ("pedals", "name", "named"),
     [(SIDES, "feet", ("'feet'", "foot", "[[device]]")), ((), "foot", ("foot at", "none", 'driver = "pedal"'))],
-)  # fmt: skip
+)
 def test_a_name_without_a_table_and_a_device_that_is_no_pedal_are_refused(stack, pedals, name, named):
     with pytest.raises(ConfigError, match=naming(*named)) as refused:
         FootCell(stack, pedals).console(stack, name)

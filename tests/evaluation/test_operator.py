@@ -191,9 +191,12 @@ JUDGED = (0, S, "environment")
 STOPPED_LABEL = [Press(Action.SUCCESS), Press(Action.STOP, after=-1)]
 TAKEN_BACK = [Press(Action.SUCCESS), Press(Action.DISCARD, RESETTING)]
 AGAIN_AND_AGAIN = [  # Backspace in its hold does it again; another one in the reset after that is too late for anything
-    Press(Action.HOLD), Press(Action.DISCARD, HELD), Press(Action.DISCARD, (ActorState.RESET, ActorState.HOLD)),
-    Press(Action.GO, HELD), Press(Action.SUCCESS),
-]  # fmt: skip
+    Press(Action.HOLD),
+    Press(Action.DISCARD, HELD),
+    Press(Action.DISCARD, (ActorState.RESET, ActorState.HOLD)),
+    Press(Action.GO, HELD),
+    Press(Action.SUCCESS),
+]
 
 
 @pytest.mark.parametrize(

@@ -160,8 +160,9 @@ def test_a_run_goes_on_from_the_version_that_it_was_rolled_back_to(demos, tmp_pa
 
 @pytest.mark.slow  # `make demo` shows it as well
 def test_reinforcement_learning_overtakes_the_imitation_it_starts_from(demos, tmp_path):
-    config = experiment(pretrain_steps=600, warmup_episodes=8, max_steps=3_000,
-                        steps_per_update=50, checkpoint_period=0, log_period=200)  # fmt: skip
+    config = experiment(
+        pretrain_steps=600, warmup_episodes=8, max_steps=3_000, steps_per_update=50, checkpoint_period=0, log_period=200
+    )
     learner, _ = train_local(config, RunOptions([demos], str(tmp_path / "run")))
     assert learner.checkpoints.steps() == [0, 3_000]
     imitation, learned = (success_rate(config, tmp_path / "run", step) for step in (0, 3_000))

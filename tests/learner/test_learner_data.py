@@ -62,12 +62,14 @@ OFFLINE = {"pretrain_steps": 0, "offline_steps": 40, "online_steps": 0}
 @pytest.mark.parametrize(
     ("make", "named"),
     [
-        (lambda: train_offline(experiment(**OFFLINE), RunOptions([])), ("learner.offline_steps", "demo_path",
-                                                                        "dataset_dir")),
+        (
+            lambda: train_offline(experiment(**OFFLINE), RunOptions([])),
+            ("learner.offline_steps", "demo_path", "dataset_dir"),
+        ),
         (lambda: experiment(pretrain_steps=0, online_steps=0), ("learner.online_steps", 0, "learner.offline_steps")),
         (lambda: experiment(online_steps=20), ("learner.online_steps", 20, "learner.training_starts")),
     ],
-)  # fmt: skip
+)
 def test_training_without_data_or_steps_is_refused(make, named, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=naming(*named)):
@@ -77,7 +79,7 @@ def test_training_without_data_or_steps_is_refused(make, named, tmp_path, monkey
 @pytest.mark.parametrize(
     ("phase", "windows", "needed"),  # of one episode, or of all
     [({"offline_steps": 40, "online_steps": 0}, "episode", 5), ({"pretrain_steps": 40}, "qc", 40)],
-)  # fmt: skip
+)
 def test_data_shorter_than_a_window_are_refused_at_once(demos, tmp_path, cut_to, phase, windows, needed):
     cut_to(3)
     config = experiment(**{"pretrain_steps": 0} | phase)

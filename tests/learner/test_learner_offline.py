@@ -27,8 +27,7 @@ from serl_chunk.runs.folder import read_config
 pytestmark = [pytest.mark.compiles, pytest.mark.usefixtures("quick")]
 
 OFFLINE = {"pretrain_steps": 0, "offline_steps": 40, "online_steps": 0, "checkpoint_period": 20}
-ONLINE = {"pretrain_steps": 0, "warmup_episodes": 0, "max_steps": 100_000,
-          "checkpoint_period": 0, "max_lag_steps": 200}  # fmt: skip
+ONLINE = {"pretrain_steps": 0, "warmup_episodes": 0, "max_steps": 100_000, "checkpoint_period": 0, "max_lag_steps": 200}
 
 
 def offline(demos: str, run: Path, *, stop: threading.Event | None = None, **changes) -> Learner:
@@ -67,8 +66,9 @@ def test_offline_to_online_keeps_everything_and_counts_apart(demos, tmp_path, pu
 
 
 def test_training_ends_after_so_many_online_steps_and_their_updates(demos, tmp_path):
-    config = experiment(offline_steps=20, online_steps=61, max_steps=100_000, utd_ratio=0.5, max_lag_steps=10,
-                        checkpoint_period=0)  # fmt: skip
+    config = experiment(
+        offline_steps=20, online_steps=61, max_steps=100_000, utd_ratio=0.5, max_lag_steps=10, checkpoint_period=0
+    )
     learner, _ = train_local(config, RunOptions([demos], str(tmp_path)))
     assert learner.trainer.phase is Phase.DONE
     assert 61 <= learner.env_steps <= 61 + 2  # it acts in chunks of 2
@@ -168,8 +168,9 @@ def write_shards(folder: Path, count: int) -> str:
             observations=rng.normal(size=(2 * n, 2)).astype(np.float32),
             actions=rng.uniform(-0.9, 0.9, (2 * n, 2)).astype(np.float32),
             terminals=np.tile(np.arange(n) == n - 1, 2).astype(np.float32),
-            rewards=rewards.ravel(), masks=(rewards.ravel() < 0).astype(np.float32),
-        )  # fmt: skip
+            rewards=rewards.ravel(),
+            masks=(rewards.ravel() < 0).astype(np.float32),
+        )
     return str(folder)
 
 

@@ -59,9 +59,11 @@ def journal(episodes: int) -> Rows:
         final = {"state": np.array([e, LENGTH], np.float32)}
         outcome = Outcome.UNKNOWN if helped else Outcome.SUCCESS
         for record in (
-            Begin(name), StepBlock.from_steps(name, steps[:5]), StepBlock.from_steps(name, steps[5:]),
+            Begin(name),
+            StepBlock.from_steps(name, steps[:5]),
+            StepBlock.from_steps(name, steps[5:]),
             End(name, LENGTH, final, not helped, helped, outcome),
-        ):  # fmt: skip
+        ):
             rows.append((len(rows), "actor/s", record))
     return rows
 

@@ -40,9 +40,12 @@ def test_a_product_over_patches_is_a_strided_convolution():
     x = jax.random.normal(jax.random.key(0), (2, height, width, 3))
     kernel = jax.random.normal(jax.random.key(1), (27, 4))
     convolved = jax.lax.conv_general_dilated(
-        x, kernel.reshape(3, 3, 3, 4), (2, 2), ((1, 1 + height % 2), (1, 1 + width % 2)),
+        x,
+        kernel.reshape(3, 3, 3, 4),
+        (2, 2),
+        ((1, 1 + height % 2), (1, 1 + width % 2)),
         dimension_numbers=("NHWC", "HWIO", "NHWC"),
-    )  # fmt: skip
+    )
     rows, columns = (height + 1) // 2, (width + 1) // 2
     np.testing.assert_allclose(_patches(x) @ kernel, convolved[:, :rows, :columns], atol=1e-4)
 

@@ -168,10 +168,13 @@ def test_a_page_approves_only_the_chunk_that_it_shows():
     assert operator.requested == [Action.HOLD, Action.GO]
 
 
-@pytest.mark.parametrize("changes", [
-    [("actor.clock", "lockstep"), ("robot.server", "127.0.0.1:9")],  # which waits for the policy anyway
-    [("actor.clock", "realtime")],  # a simulator
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [("actor.clock", "lockstep"), ("robot.server", "127.0.0.1:9")],  # which waits for the policy anyway
+        [("actor.clock", "realtime")],  # a simulator
+    ],
+)
 def test_an_approval_needs_a_real_robot_in_real_time(changes):
     with pytest.raises(ConfigError, match=naming("operator.approve")):
         check_unused(load("fake_aloha", [*changes, ("operator.approve", "1")]), ["operator.approve"])

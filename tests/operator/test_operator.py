@@ -34,8 +34,11 @@ def polls(desk: Desk, count: int, word: ActorState = ActorState.POLICY) -> None:
 @pytest.mark.parametrize("word", [ActorState.RESET, ActorState.HOLD, ActorState.WAITING])
 def test_a_hold_ends_a_countdown(make_desk, word):
     desk = make_desk(ready="first" if word is ActorState.WAITING else "")
-    begins = {ActorState.RESET: [], ActorState.HOLD: [Press(desk.at(ActorState.POLICY, 3), b" "), Press(0.1, b"\r")],
-              ActorState.WAITING: [Press(desk.at(ActorState.WAITING), b"\r")]}  # fmt: skip
+    begins = {
+        ActorState.RESET: [],
+        ActorState.HOLD: [Press(desk.at(ActorState.POLICY, 3), b" "), Press(0.1, b"\r")],
+        ActorState.WAITING: [Press(desk.at(ActorState.WAITING), b"\r")],
+    }
     counting = lambda: desk.operator.view.countdown is not None and desk.word is word  # noqa: E731
     desk.script = [*begins[word], Press(counting, b" ")]
     desk.runner.run_episode(0)
@@ -104,8 +107,10 @@ def test_a_camera_that_is_gone_is_listed_and_blocks(desk):
 @pytest.mark.parametrize("what", [b"r", b"s", b"f", b"\x7f"])
 def test_the_rest_of_a_countdown_is_not_for_another_motion(desk, what):
     desk.script = [
-        Press(desk.at(ActorState.POLICY, 3), b" "), Press(0.4, b"\r"), Press(COUNTDOWN - 0.2, what),
-    ]  # fmt: skip
+        Press(desk.at(ActorState.POLICY, 3), b" "),
+        Press(0.4, b"\r"),
+        Press(COUNTDOWN - 0.2, what),
+    ]
     desk.runner.run_episode(0)
     ended = desk.time
     desk.script = [] if what == b"r" else [Press(0.4, Action.GO)]
@@ -502,9 +507,11 @@ def test_what_was_shown_when_the_actor_was_killed_holds(tmp_path, keys, discarde
     paths = os.pathsep.join(path for path in sys.path if path)
     with serving(port, on_record=inbox):
         killed = subprocess.run(
-            [sys.executable, "-c", KILLED, str(folder), str(port), keys], timeout=30, check=False,
+            [sys.executable, "-c", KILLED, str(folder), str(port), keys],
+            timeout=30,
+            check=False,
             env={**os.environ, "PYTHONPATH": paths},
-        )  # fmt: skip
+        )
         assert killed.returncode == -signal.SIGKILL
         assert not [record for record in inbox.records if isinstance(record, Amend)], "it can be undone until then"
         for _ in range(2):  # the second actor finds nothing to do

@@ -42,12 +42,16 @@ KEYS = {  # action -> what is typed for it; two keys are typed one after the oth
     None: (b"y", b"\x1a", b"\x13", b"\x11", b"\x1b[A", b"h", b"\t"),  # no action, and Ctrl-Z, Ctrl-S, Ctrl-Q
 }
 PAGE = {action: (action,) for action in KEYS if action is not None} | {
-    Action.CLEAR: (Action.CLEAR, Action.GO), Action.PARK: (Action.PARK, Action.YES),
-}  # fmt: skip
+    Action.CLEAR: (Action.CLEAR, Action.GO),
+    Action.PARK: (Action.PARK, Action.YES),
+}
 PEDALS = {  # action -> pedal, and whether it is let go at once
-    Action.HOLD: ("left", True), Action.STOP: ("left", False), Action.GO: ("middle", True),
-    Action.SUCCESS: ("right", True), Action.FAILURE: ("right", False),
-}  # fmt: skip
+    Action.HOLD: ("left", True),
+    Action.STOP: ("left", False),
+    Action.GO: ("middle", True),
+    Action.SUCCESS: ("right", True),
+    Action.FAILURE: ("right", False),
+}
 ACTING = {
     Action.HOLD: {"held"}, Action.STOP: {"stop", "truncated"}, Action.END: {"stop", "truncated", "ends"},
     Action.SUCCESS: {"success"}, Action.FAILURE: {"failure"}, Action.DISCARD: {"truncated", "discard"},
@@ -247,9 +251,12 @@ def test_no_key_of_the_operator_moves_by_default():
 def real(kind: str, keys: tuple[str, ...], **device) -> ExperimentConfig:
     config = make_config()
     return dataclasses.replace(
-        config, robot=dataclasses.replace(config.robot, is_real=True), actor=ActorConfig(intervention=kind),
-        operator=OperatorConfig(keys=keys), device=DeviceConfig(**device),
-    )  # fmt: skip
+        config,
+        robot=dataclasses.replace(config.robot, is_real=True),
+        actor=ActorConfig(intervention=kind),
+        operator=OperatorConfig(keys=keys),
+        device=DeviceConfig(**device),
+    )
 
 
 @pytest.mark.parametrize(("kind", "axes", "key", "keys"), [

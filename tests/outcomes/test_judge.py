@@ -167,10 +167,11 @@ def test_frames_in_a_row_end_the_episode_with_reward_one(folder, seen):
 @pytest.mark.parametrize(
     ("env", "outcome", "length"),
     [
-        (LineEnv(success_at=5), Outcome.SUCCESS, 6), (LineEnv(failure_at=5), Outcome.FAILURE, 6),
+        (LineEnv(success_at=5), Outcome.SUCCESS, 6),
+        (LineEnv(failure_at=5), Outcome.FAILURE, 6),
         (LineEnv(length=3), Outcome.UNKNOWN, 3),
     ],
-)  # fmt: skip
+)
 def test_the_environment_is_first_and_the_last_frame_is_recorded_with_the_end(folder, seen, env, outcome, length):
     """A corrected episode is what the next classifier learns from."""
     show, looked = seen

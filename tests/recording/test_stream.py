@@ -39,9 +39,12 @@ class Receiver:
 
     def serving(self, port: int, **changes):
         return serving(
-            port, on_record=self.on_record, digests=lambda: self.router.demonstrations.digests,
-            allowance=lambda session: 3, **changes,
-        )  # fmt: skip
+            port,
+            on_record=self.on_record,
+            digests=lambda: self.router.demonstrations.digests,
+            allowance=lambda session: 3,
+            **changes,
+        )
 
 
 def write(folder: Path, number: int, outcome: Outcome = Outcome.SUCCESS) -> Path:

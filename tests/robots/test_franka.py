@@ -95,9 +95,12 @@ def robot_of(monkeypatch):
             return self._observe(), *result
 
         methods = {
-            "__init__": init, "reset": reset, "receive": receive, "seen": lambda self: server.seen(),
+            "__init__": init,
+            "reset": reset,
+            "receive": receive,
+            "seen": lambda self: server.seen(),
             "_send_target": lambda self, target: server.send(target),
-        }  # fmt: skip
+        }
         for name, method in methods.items():
             monkeypatch.setattr(franka.ServedRobot, name, method)
         robot = FrankaRobot(config)

@@ -154,8 +154,9 @@ def test_frames_are_of_the_present_moment_and_safe_to_keep():
     env.step(ZERO)
     now = env.read_images()
     assert {k: (v.shape, int(v.min()), int(v.max())) for k, v in now.items()} == {
-        "images/wrist_1": ((128, 128, 3), 1, 1), "images/wrist_2": ((128, 128, 3), 11, 11)
-    }  # fmt: skip
+        "images/wrist_1": ((128, 128, 3), 1, 1),
+        "images/wrist_2": ((128, 128, 3), 11, 11),
+    }
     assert (kept["images/wrist_2"] == 10).all()
     with pytest.raises(ConfigError, match=naming("franka", "side", "wrist_1", "wrist_2")):
         env.read_images(["side"])
@@ -186,12 +187,14 @@ class TeleopEvents(enum.Enum):
 
 @pytest.mark.parametrize(
     "human",
-    [{"is_intervention": True, "teleop_action": HUMAN},  # gym-hil 0.1.14
-     {"is_intervention": True, "action_intervention": HUMAN},  # its versions before, LeRobot's before 0.4
-     {TeleopEvents.IS_INTERVENTION: True, "teleop_action": HUMAN},
-     {"is_intervention": np.array([True]), "teleop_action": HUMAN[None]},
-     {"intervene_flag": np.ones(1), "intervene_action": HUMAN}],  # RLinf's
-)  # fmt: skip
+    [
+        {"is_intervention": True, "teleop_action": HUMAN},  # gym-hil 0.1.14
+        {"is_intervention": True, "action_intervention": HUMAN},  # its versions before, LeRobot's before 0.4
+        {TeleopEvents.IS_INTERVENTION: True, "teleop_action": HUMAN},
+        {"is_intervention": np.array([True]), "teleop_action": HUMAN[None]},
+        {"intervene_flag": np.ones(1), "intervene_action": HUMAN},
+    ],  # RLinf's
+)
 def test_an_intervention_in_lerobots_words_is_the_humans_command(human):
     """A flag on every tick, beside an action that is the human's where it is true."""
     env = scripted({1: {"is_intervention": False, "teleop_action": POLICY}, 2: human})
@@ -215,9 +218,12 @@ def test_what_says_that_no_human_acts_is_none_and_other_keys_pass(info):
 
 @pytest.mark.parametrize(
     "info",
-    [{"next.success": True, "succeed": False, "esc": True}, {TeleopEvents.SUCCESS: True, "succeed": False},
-     {"succeed": True, "next.success": False}],  # gym-hil's, where the operator pressed nothing
-)  # fmt: skip
+    [
+        {"next.success": True, "succeed": False, "esc": True},
+        {TeleopEvents.SUCCESS: True, "succeed": False},
+        {"succeed": True, "next.success": False},
+    ],  # gym-hil's, where the operator pressed nothing
+)
 def test_an_operators_success_and_the_environments_own_are_success(info):
     env = scripted({3: info})
     found = [env.step(POLICY) for _ in range(3)]
@@ -285,8 +291,9 @@ def test_an_environment_that_breaks_its_word_is_named():
     for read, observation, named in (
         (layout.state, {"state": np.zeros(4)}, ("state", 3, 4)),
         (layout.state, {"state": np.array([0, np.nan, 0])}, ("state[1]", "nan")),
-        (layout.state, {}, ("'state'",)), (layout.frames, {"top": np.zeros((8, 8, 3))}, ("top", "uint8", "float64")),
-    ):  # fmt: skip
+        (layout.state, {}, ("'state'",)),
+        (layout.frames, {"top": np.zeros((8, 8, 3))}, ("top", "uint8", "float64")),
+    ):
         with pytest.raises(DataError, match=naming(*named)):
             read(observation)
 

@@ -95,12 +95,15 @@ def test_a_lora_that_a_checkpoint_lacks_is_new(params, released):
     assert all(np.array_equal(found[path], leaf) for path, leaf in new.items())
 
 
-@pytest.mark.parametrize(("change", "named"), [
-    ({"state_proj/bias": None}, ("state_proj/bias", "missing")),
-    ({"other_proj/bias": np.zeros(2)}, ("other_proj/bias", "unknown")),
-    ({f"{MODEL}_lora_a": np.zeros(2)}, (f"{MODEL}_lora_a", "LoRA")),
-    ({"state_proj/bias": None, MODEL: np.zeros(2)}, (MODEL, "(2,)")),  # the first in the order of paths
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"state_proj/bias": None}, ("state_proj/bias", "missing")),
+        ({"other_proj/bias": np.zeros(2)}, ("other_proj/bias", "unknown")),
+        ({f"{MODEL}_lora_a": np.zeros(2)}, (f"{MODEL}_lora_a", "LoRA")),
+        ({"state_proj/bias": None, MODEL: np.zeros(2)}, (MODEL, "(2,)")),  # the first in the order of paths
+    ],
+)
 def test_the_first_parameter_that_does_not_fit_is_named(params, tmp_path, change, named):
     changed = {path: array for path, array in (params | change).items() if array is not None}
     folder = save(tmp_path / "step", changed)

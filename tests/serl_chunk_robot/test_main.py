@@ -223,9 +223,11 @@ def test_keys_are_made_and_admit_who_has_them(tmp_path, capsys):
     for more in ([], ["--add", "desk", "--operator"], ["--add", "actor", "--out", str(tmp_path / "stick.json")]):
         assert main(["keys", str(folder), *more]) == 0
     for path, mode in (
-        (folder, 0o700), (folder / "allowed", 0o700), (folder / "server.json", 0o600),
+        (folder, 0o700),
+        (folder / "allowed", 0o700),
+        (folder / "server.json", 0o600),
         *((tmp_path / name, 0o600) for name in ("desk.json", "stick.json", "keys/allowed/desk.json")),
-    ):  # fmt: skip
+    ):
         assert stat.S_IMODE(path.stat().st_mode) == mode
     desk, actor = (Keys.of_file(tmp_path / name) for name in ("desk.json", "stick.json"))
     assert read_allowed(folder) == {desk.pair.public: ("desk", "operator"), actor.pair.public: ("actor", "any")}

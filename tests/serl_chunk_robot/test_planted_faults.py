@@ -63,9 +63,7 @@ def one_arm(method: Any, self: Gate, limits: Any, *args: Any) -> None:
 
 def one_arm_position(method: Any, self: Gate, limits: Any, *args: Any) -> None:
     second = np.arange(len(limits.low)) >= 7
-    method(
-        self, limits._replace(low=limits.low - 9 * second, high=limits.high + 9 * second), *args
-    )  # fmt: skip
+    method(self, limits._replace(low=limits.low - 9 * second, high=limits.high + 9 * second), *args)
 
 
 def doubtful_is_good(method: Any, self: Measured, sample: Any, *args: Any) -> bool:

@@ -243,9 +243,11 @@ def test_closing_waits_for_no_handshake_and_no_server():
 
 @pytest.mark.parametrize(
     ("text", "host", "port", "url"),
-    [("openpi://10.0.0.7", "10.0.0.7", 8000, "ws://10.0.0.7:8000"),
-     ("openpi://[::1]:8001/", "::1", 8001, "ws://[::1]:8001")],
-)  # fmt: skip
+    [
+        ("openpi://10.0.0.7", "10.0.0.7", 8000, "ws://10.0.0.7:8000"),
+        ("openpi://[::1]:8001/", "::1", 8001, "ws://[::1]:8001"),
+    ],
+)
 def test_addresses(text, host, port, url):
     address = Address.parse(text, "actor.policy")
     assert (*address, address.url) == (host, port, url)

@@ -30,11 +30,14 @@ def flat(**changes):
         flat(prompt="a task", **{"observation/state": STATE_OF.astype(np.float16)}),
         {"state": STATE_OF, "images/front": FRONT, "observation/images/wrist": WRIST, "prompt": "a task"},
         {
-            "observation/joint_position": STATE_OF[:2], "observation/gripper_position": STATE_OF[2:],
-            "observation/front_image": FRONT, "observation/wrist_image": WRIST, "prompt": "a task",
+            "observation/joint_position": STATE_OF[:2],
+            "observation/gripper_position": STATE_OF[2:],
+            "observation/front_image": FRONT,
+            "observation/wrist_image": WRIST,
+            "prompt": "a task",
         },
     ],
-)  # fmt: skip
+)
 def test_every_form_is_the_same_observation(values):
     observation, task = READER.read(values)
     assert task == "a task"
@@ -92,7 +95,7 @@ def test_alohas_form_has_channels_first_and_float64_and_another_parts_of_the_sta
 @pytest.mark.parametrize(
     ("entry", "named"),
     [("state", "state"), ("a=joints", "joints"), ("a=state[1:9]", "state[1:9]"), ("a=images/low", "low")],
-)  # fmt: skip
+)
 def test_bad_entries_are_named(entry, named):
     with pytest.raises(ConfigError, match=named.replace("[", r"\[")):
         ObservationWriter(SPEC, (entry,), "actor.policy_observation")

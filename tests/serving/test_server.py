@@ -69,8 +69,9 @@ def test_clients_at_once_share_batches_and_get_their_own_answers(policy, server)
         barrier.wait(10)
         for i in range(5):
             first = number / 10 + i / 100
-            np.testing.assert_allclose(infer(connection, request(first, value=number))["actions"],
-                                       expected(first, number), rtol=1e-6)  # fmt: skip
+            np.testing.assert_allclose(
+                infer(connection, request(first, value=number))["actions"], expected(first, number), rtol=1e-6
+            )
         connection.close()
 
     with ThreadPoolExecutor(6) as pool:
@@ -81,12 +82,14 @@ def test_clients_at_once_share_batches_and_get_their_own_answers(policy, server)
 
 
 BAD = {
-    "text": ("hello", "text"), "pickled": (b"\x80\x04N.", "msgpack"),
+    "text": ("hello", "text"),
+    "pickled": (b"\x80\x04N.", "msgpack"),
     "objects": (msgpack.packb({"state": {b"nd": True, b"type": "|O", b"kind": b"O", b"data": b"\x80\x04N."}}), "state"),
     "a missing camera": (request(images={}), "images.front"),
     "too big": (request(extra=np.zeros(MAX_BYTES, np.uint8)), MAX_BYTES),
-    "an error of its own": (request(-9.0), "answer"), "an error of the program": (request(-99.0), "See its log"),
-}  # fmt: skip
+    "an error of its own": (request(-9.0), "answer"),
+    "an error of the program": (request(-99.0), "See its log"),
+}
 
 
 @pytest.mark.parametrize("name", BAD)

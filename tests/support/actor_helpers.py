@@ -248,11 +248,13 @@ def make_config(
     adaptive = actor is not None and actor.adaptive_execution
     lengths = execute or horizon
     return ExperimentConfig(
-        name="line", robot=GymConfig(make=lambda fake_env: None),
+        name="line",
+        robot=GymConfig(make=lambda fake_env: None),
         agent=DecoupledConfig(prefix_lengths=lengths, replan_spread=0.1) if adaptive else AcfqlConfig(),
         chunk=ChunkConfig(horizon, critic_horizon=horizon + 1 if adaptive else 1, execute_steps=execute),
-        reward=RewardConfig(failure_reward=failure_reward), actor=actor or ActorConfig(),
-    )  # fmt: skip
+        reward=RewardConfig(failure_reward=failure_reward),
+        actor=actor or ActorConfig(),
+    )
 
 
 def identity(horizon: int, *cameras: str) -> Preprocess:

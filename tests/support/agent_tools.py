@@ -222,9 +222,10 @@ def output_bias(grads: Any, agent: Agent) -> np.ndarray:
     """The gradient of the last layer's bias, [H, A]; a Gaussian's of its means."""
     sizes = (agent.chunk_dim, 2 * agent.chunk_dim)
     (found,) = [
-        np.asarray(x) for path, x in jax.tree_util.tree_leaves_with_path(grads)
+        np.asarray(x)
+        for path, x in jax.tree_util.tree_leaves_with_path(grads)
         if x.ndim == 1 and x.size in sizes and "bias" in jax.tree_util.keystr(path)
-    ]  # fmt: skip
+    ]
     return found[: agent.chunk_dim].reshape(agent.spec.horizon, agent.spec.action_dim)
 
 

@@ -115,9 +115,12 @@ def transitions(ends: str, *, timeouts: bool = True, successors: bool = False) -
 
 
 def robomimic(
-    path: Path, rewards: tuple[tuple[float, ...], ...] = ((0, 0, 0, 1), (0, 0, 0)), *, images: bool = False,
+    path: Path,
+    rewards: tuple[tuple[float, ...], ...] = ((0, 0, 0, 1), (0, 0, 0)),
+    *,
+    images: bool = False,
     keys: dict[str, int] = KEYS,
-) -> Path:  # fmt: skip
+) -> Path:
     rng = np.random.default_rng(0)
     content = {"data@env_args": json.dumps(ENV), "mask/train": np.array([b"demo_0"])}
     for i, reward in enumerate(rewards):

@@ -22,9 +22,7 @@ from serl_chunk_robot.server.leader_permissions import Drives
 from serl_chunk_robot.server.processes import Processes
 from serl_chunk_robot.server.streams import device_children
 
-SPEC = RobotSpec(
-    "arms", 1 / TICK, J, tuple(LOW), tuple(HIGH), tuple(range(J)), GRIPPERS, (), 500, ((0, 7), (7, 14))
-)  # fmt: skip
+SPEC = RobotSpec("arms", 1 / TICK, J, tuple(LOW), tuple(HIGH), tuple(range(J)), GRIPPERS, (), 500, ((0, 7), (7, 14)))
 
 PATIENCE = 0.8  # s in place of RENEWED: machines that run tests may stand still for longer than robot PCs may
 LEADER = '''

@@ -100,8 +100,11 @@ class SampleRig(Rig):
         self.socket = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
         self.socket.bind(("127.0.0.1", 0))
         self.port = self.socket.getsockname()[1]
-        super().__init__(UdpArm(port=self.port), silence=sets(self, silent=True),
-                         fault=sets(self, "gearbox", faults=["the gearbox is hot"]))  # fmt: skip
+        super().__init__(
+            UdpArm(port=self.port),
+            silence=sets(self, silent=True),
+            fault=sets(self, "gearbox", faults=["the gearbox is hot"]),
+        )
         self.q, self.mode, self.faults, self.heard, self.torque = POSE.copy(), "position", [], 0, True
         self.silent, self.messages, self.peer = False, [], None
 
@@ -203,12 +206,14 @@ def trossen(stack: ExitStack) -> Rig:
         return [np.concatenate(both) / np.where(np.arange(14) % 7 == 6, OPEN, 1) for both in zip(*rows, strict=True)]
 
     return Rig(
-        TrossenArms(addresses=addresses), controllers=controllers, commands=commands,
+        TrossenArms(addresses=addresses),
+        controllers=controllers,
+        commands=commands,
         beyond=(9, 2.5, r"10\.0\.0\.5: 2\.500 is beyond the limits of joint 2"),
         silence=sets(controllers[1], silent=True),
         has_torque=lambda: all(c.modes == [trossen_stand_in.Mode.position] * 7 for c in controllers),
         fault=sets(controllers[1], "Joint overheated", error="Joint overheated\nsee the manual"),
-    )  # fmt: skip
+    )
 
 
 def franka_http(stack: ExitStack) -> Rig:
@@ -248,11 +253,14 @@ def lerobot_arms(stack: ExitStack) -> Rig:
 
     stack.callback(check)
     return Rig(
-        driver, each_arrives=False,  # a set point that waits for the motors' bus is replaced by the next one
-        beyond=(9, 1.7, r"wrist_flex: 1\.700 is beyond"), has_torque=lambda: all(all(p.torque) for p in ports),
+        driver,
+        each_arrives=False,  # a set point that waits for the motors' bus is replaced by the next one
+        beyond=(9, 1.7, r"wrist_flex: 1\.700 is beyond"),
+        has_torque=lambda: all(all(p.torque) for p in ports),
         silence=sets(ports[1], broken="Failed to sync read. [TxRxResult] There is no status packet!"),
-        fault=fault, commands=commands,
-    )  # fmt: skip
+        fault=fault,
+        commands=commands,
+    )
 
 
 def fake_aloha(_: ExitStack) -> Rig:
@@ -275,8 +283,11 @@ def aloha_sim(_: ExitStack) -> Rig:
     from serl_chunk.robots.aloha_sim import driver
 
     port, motor = udp_port(), "a motor is hot"
-    return Rig(driver.AlohaSimDriver(port=port, ends=20.0), silence=lambda: driver.inject(port, dropped=80),
-               fault=lambda: driver.inject(port, fault=motor) or motor)  # fmt: skip
+    return Rig(
+        driver.AlohaSimDriver(port=port, ends=20.0),
+        silence=lambda: driver.inject(port, dropped=80),
+        fault=lambda: driver.inject(port, fault=motor) or motor,
+    )
 
 
 RIGS: dict[str, Callable[[ExitStack], Any]] = {

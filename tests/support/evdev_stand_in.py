@@ -48,8 +48,11 @@ class AbsInfo(NamedTuple):
 
 
 STICKS = ("ABS_X", "ABS_Y", "ABS_RX", "ABS_RY")
-XBOX = {**dict.fromkeys(STICKS, AbsInfo(0, -32768, 32767)), **dict.fromkeys(("ABS_Z", "ABS_RZ"), AbsInfo(0, 0, 255)),
-        **dict.fromkeys(("ABS_HAT0X", "ABS_HAT0Y"), AbsInfo(0, -1, 1))}  # fmt: skip
+XBOX = {
+    **dict.fromkeys(STICKS, AbsInfo(0, -32768, 32767)),
+    **dict.fromkeys(("ABS_Z", "ABS_RZ"), AbsInfo(0, 0, 255)),
+    **dict.fromkeys(("ABS_HAT0X", "ABS_HAT0Y"), AbsInfo(0, -1, 1)),
+}
 
 
 class Device:

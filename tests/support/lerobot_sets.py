@@ -38,7 +38,8 @@ def episode_of(seed: int, n: int, task: str = "stack", every: int = 1, **end: An
     ticks = {"top": np.arange(min(every - 1, n - 1), n, every, dtype=np.int32), "wrist": np.arange(n, dtype=np.int32)}
     frames = {c: np.stack([smooth(seed + 2 * i, t) for t in ticks[c]]) for i, c in enumerate(ticks)}
     steps = StepBlock(
-        f"e{seed}", 0,
+        f"e{seed}",
+        0,
         observation={"state": rng.normal(size=(n, 4)).astype(np.float32)},
         action=rng.normal(size=(n, 3)).astype(np.float32),
         reward=rng.uniform(-0.5, 0.5, n).astype(np.float32),
@@ -49,7 +50,7 @@ def episode_of(seed: int, n: int, task: str = "stack", every: int = 1, **end: An
         stamp=1234.5 + np.arange(n) / HZ,
         lost_ticks=np.zeros(n, np.int32),
         sparse={f"images/{c}": SparseRows(ticks[c], frames[c]) for c in ticks},
-    )  # fmt: skip
+    )
     final = {"state": rng.normal(size=4).astype(np.float32)}
     final |= {"images/top": smooth(seed, n), "images/wrist": smooth(9, n)}
     how: dict[str, Any] = {
@@ -117,8 +118,9 @@ def column(name: str, values: Any) -> Change:
 
 
 def at(i: int, value: Any) -> Change:
-    return lambda rows: [value(row) if k == i and callable(value) else value if k == i else row
-                         for k, row in enumerate(rows)]  # fmt: skip
+    return lambda rows: [
+        value(row) if k == i and callable(value) else value if k == i else row for k, row in enumerate(rows)
+    ]
 
 
 def without(*names: str) -> Change:
@@ -163,9 +165,11 @@ def amend(folder: Path, name: str, change: Change | int | str | None, **options:
 def drop(folder: Path, *columns: str) -> None:
     """A data set that never had these columns."""
     amend(folder, DATA, without(*columns))
-    amend(folder, INFO, lambda about: about | {
-        "features": {k: v for k, v in about["features"].items() if k not in columns}
-    })  # fmt: skip
+    amend(
+        folder,
+        INFO,
+        lambda about: about | {"features": {k: v for k, v in about["features"].items() if k not in columns}},
+    )
 
 
 def variants(root: Path) -> dict[str, Path]:

@@ -30,9 +30,11 @@ class Port:
 
     def __init__(self) -> None:
         self.registers: dict[str, list[int]] = {
-            "Torque_Enable": [0] * 6, "Goal_Position": [0] * 6, "Min_Position_Limit": [LOW] * 6,
+            "Torque_Enable": [0] * 6,
+            "Goal_Position": [0] * 6,
+            "Min_Position_Limit": [LOW] * 6,
             "Max_Position_Limit": [HIGH] * 6,
-        }  # fmt: skip
+        }
         self.at, self.since = [float(x) for x in START], time.monotonic()
         self.goals, self.calls = [], []  # of send_action, in LeRobot's units; and what was written
         self.broken, self.open, self.user = "", False, threading.Lock()  # the first: what an exchange raises
@@ -123,8 +125,11 @@ class MotorsBus:
     def _unit(self, motor: str) -> tuple[float, float]:
         """The encoder's step at 0, and its steps of 1, in the motor's unit."""
         middle, size = (LOW + HIGH) / 2, HIGH - LOW
-        return {MotorNormMode.DEGREES: (middle, 4095 / 360), MotorNormMode.RANGE_0_100: (LOW, size / 100),
-                MotorNormMode.RANGE_M100_100: (middle, size / 200)}[self.motors[motor].norm_mode]  # fmt: skip
+        return {
+            MotorNormMode.DEGREES: (middle, 4095 / 360),
+            MotorNormMode.RANGE_0_100: (LOW, size / 100),
+            MotorNormMode.RANGE_M100_100: (middle, size / 200),
+        }[self.motors[motor].norm_mode]
 
     @contextmanager
     def _exchange(self) -> Iterator[Port]:
@@ -305,11 +310,12 @@ def module(name: str, **values: Any) -> types.ModuleType:
 def installed(*ports: str) -> Iterator[dict[str, Port]]:
     """Both packages can be imported, and motors are at these ports."""
     modules = {
-        "draccus": module("draccus", decode=decode), "lerobot": module("lerobot", __path__=[]),
+        "draccus": module("draccus", decode=decode),
+        "lerobot": module("lerobot", __path__=[]),
         "lerobot.motors": module("lerobot.motors", __path__=[]),
         "lerobot.motors.motors_bus": module("lerobot.motors.motors_bus", MotorsBus=MotorsBus),
         "lerobot.utils": module("lerobot.utils", __path__=[], import_utils=module("import_utils")),
-    }  # fmt: skip
+    }
     with ExitStack() as stack:
         for family, configs in (("robot", RobotConfig), ("teleoperator", TeleoperatorConfig)):
             configs.CHOICES.clear()

@@ -43,9 +43,7 @@ class Recorded:
         self.requested: list[Action] = []
         self.robots: list[ShownRobot | None] = []  # as they were shown
 
-    def request(
-        self, action: Action, source: str, seen: float | None = None, robot: ShownRobot | None = None
-    ) -> None:  # fmt: skip
+    def request(self, action: Action, source: str, seen: float | None = None, robot: ShownRobot | None = None) -> None:
         self.requested.append(action)
         self.robots.append(robot)
 

@@ -125,7 +125,7 @@ class Desk:
 
     def __init__(
         self, pty: Pty, *, ready: str = "", intervention: Any = None, length: int = 400, acts: Any = None, **more: Any
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.time = 0.0
         self.robot, self.pedal, self.sink = Robot(), Pedal(), ListSink()
         self.env = ServedLine(self.robot, length=length)

@@ -30,9 +30,12 @@ class Press(NamedTuple):
 
 ACTING = (ActorState.POLICY, ActorState.HUMAN)
 USUAL: Mapping[ActorState, Press] = {
-    ActorState.STOPPED: Press(Action.CLEAR), ActorState.HOLD: Press(Action.GO), ActorState.WAITING: Press(Action.GO),
-    ActorState.POLICY: Press(Action.SUCCESS, after=6), ActorState.HUMAN: Press(Action.SUCCESS, after=7),
-}  # fmt: skip
+    ActorState.STOPPED: Press(Action.CLEAR),
+    ActorState.HOLD: Press(Action.GO),
+    ActorState.WAITING: Press(Action.GO),
+    ActorState.POLICY: Press(Action.SUCCESS, after=6),
+    ActorState.HUMAN: Press(Action.SUCCESS, after=7),
+}
 """What an operator does in each state who wants successes."""
 
 

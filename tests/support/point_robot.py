@@ -94,7 +94,7 @@ def experiment(**learner: Any) -> ExperimentConfig:
         learner=LearnerConfig(**{**settings, **learner}),
         discount=0.9,
         seed=5,
-    )  # fmt: skip
+    )
 
 
 def record_demos(folder: Path, count: int) -> str:

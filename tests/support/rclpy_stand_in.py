@@ -80,9 +80,10 @@ class Node:
         self._topics.append(topic)
         graph, arm = self._graph, self._graph.arms[topic.split("/")[1]]
         return types.SimpleNamespace(
-            topic_name=topic, publish=lambda msg: graph.gone or arm.command(msg.name, msg.cmd),
+            topic_name=topic,
+            publish=lambda msg: graph.gone or arm.command(msg.name, msg.cmd),
             get_subscription_count=lambda: 0 if graph.gone else 1,
-        )  # fmt: skip
+        )
 
     def create_subscription(self, msg_type: type, topic: str, callback: Callable[[Any], None], qos: int) -> None:
         self._graph.heard.append((topic, callback))
@@ -98,8 +99,11 @@ class Node:
                 future.value = types.SimpleNamespace(**arm.serve(service, request))
             return future
 
-        return types.SimpleNamespace(wait_for_service=lambda timeout_sec=None: not graph.gone, call_async=call_async,
-                                     remove_pending_request=lambda future: None)  # fmt: skip
+        return types.SimpleNamespace(
+            wait_for_service=lambda timeout_sec=None: not graph.gone,
+            call_async=call_async,
+            remove_pending_request=lambda future: None,
+        )
 
     def get_publishers_info_by_topic(self, topic_name: str) -> list[End]:
         own = [End(self._name, "/")] if topic_name in self._topics else []
@@ -138,12 +142,18 @@ def installed() -> Iterator[Graph]:
         return made
 
     single = {"cmd_type": "", "name": ""}
-    requests = {"RobotInfo": single, "RegisterValues": {**single, "reg": "", "value": 0},
-                "TorqueEnable": {**single, "enable": True},
-                "Reboot": {**single, "enable": True, "smart_reboot": True}}  # fmt: skip
+    requests = {
+        "RobotInfo": single,
+        "RegisterValues": {**single, "reg": "", "value": 0},
+        "TorqueEnable": {**single, "enable": True},
+        "Reboot": {**single, "enable": True, "smart_reboot": True},
+    }
     kinds = {k: types.SimpleNamespace(Request=message(k, **fields)) for k, fields in requests.items()}
-    msg = module("interbotix_xs_msgs.msg", JointGroupCommand=message("JointGroupCommand", name="", cmd=[0.0]),
-                 JointSingleCommand=message("JointSingleCommand", name="", cmd=0.0))  # fmt: skip
+    msg = module(
+        "interbotix_xs_msgs.msg",
+        JointGroupCommand=message("JointGroupCommand", name="", cmd=[0.0]),
+        JointSingleCommand=message("JointSingleCommand", name="", cmd=0.0),
+    )
     srv = module("interbotix_xs_msgs.srv", **kinds)
     modules = {
         "rclpy": module("rclpy", ok=lambda: graph.up, init=init, create_node=lambda name: Node(graph, name)),

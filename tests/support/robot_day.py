@@ -97,8 +97,10 @@ class Day:
         with self.server_log.open("ab") as log:
             self.server = subprocess.Popen(
                 [sys.executable, "-c", MAIN.format(gap=2.0), "serve", str(self.file)],
-                env={**self.environment, **self.serving}, stderr=log, cwd=self.folder,
-            )  # fmt: skip
+                env={**self.environment, **self.serving},
+                stderr=log,
+                cwd=self.folder,
+            )
         with RobotClient(f"{HERE}:{self.port}", name="watcher") as watcher:
             watcher.next_state(60)
             self.wait(lambda: watcher.next_state(5)["state"] in ("HELD", "HOLD"), "the robot is not cleared")

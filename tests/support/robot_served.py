@@ -135,9 +135,11 @@ class Served:
 def served(**more: Any) -> Iterator[Served]:
     # Machines that run tests may stand still for longer than robot PCs may.
     with (
-        patch("serl_chunk_robot.control.loop.GAP", 5.0), patch("serl_chunk_robot.safety.watchdog.LEAST_VALIDITY", 0.5),
-        patch("serl_chunk_robot.server.server.LAY", 5.0), patch("serl_chunk_robot.server.door.SILENT", 5.0),
-    ):  # fmt: skip
+        patch("serl_chunk_robot.control.loop.GAP", 5.0),
+        patch("serl_chunk_robot.safety.watchdog.LEAST_VALIDITY", 0.5),
+        patch("serl_chunk_robot.server.server.LAY", 5.0),
+        patch("serl_chunk_robot.server.door.SILENT", 5.0),
+    ):
         robot = Served(**more)
         try:
             yield robot

@@ -221,9 +221,10 @@ class Way:
 
 
 def moving(
-    state: str = "RUN", arms: FaultyArms | None = None,
+    state: str = "RUN",
+    arms: FaultyArms | None = None,
     motion: Callable[[World], Any] = lambda world: Way(HOME + 0.4 * JOINTS),
-) -> World:  # fmt: skip
+) -> World:
     """A robot whose joints move at 0.4 rad/s and more: a controller commands it, a motion moves it, or it brakes."""
     world = World(arms=arms)
     if state == "MOVE":

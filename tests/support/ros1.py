@@ -69,9 +69,11 @@ class Ros:
         port = free_port(1)
         inherited = filter(None, [os.environ.get("PYTHONPATH", "")])
         self.environment = {
-            "ROS_MASTER_URI": f"http://127.0.0.1:{port}", "ROS_IP": "127.0.0.1", "ROS_HOME": str(self.folder),
+            "ROS_MASTER_URI": f"http://127.0.0.1:{port}",
+            "ROS_IP": "127.0.0.1",
+            "ROS_HOME": str(self.folder),
             "PYTHONPATH": os.pathsep.join(map(str, (*PACKAGES, self.folder, NODE.parent, *inherited))),
-        }  # fmt: skip
+        }
         if PACKAGES:  # as a workspace that is sourced has it
             self.environment["ROS_ETC_DIR"] = str(Path(os.environ[ENVIRONMENT]) / "etc" / "ros")
         os.environ.update({k: v for k, v in self.environment.items() if k != "PYTHONPATH"})

@@ -134,13 +134,18 @@ def wait(until) -> None:  # type: ignore[no-untyped-def]
 
 
 def signatures(names: dict[type, tuple[str, ...]]) -> dict[str, list[str]]:
-    return {f"{kind.__name__}.{name}": list(inspect.signature(getattr(kind, name)).parameters)
-            for kind, each in names.items() for name in each}  # fmt: skip
+    return {
+        f"{kind.__name__}.{name}": list(inspect.signature(getattr(kind, name)).parameters)
+        for kind, each in names.items()
+        for name in each
+    }
 
 
 def calibrate(folder: str) -> None:
-    calibration = {name: {"id": k + 1, "drive_mode": 0, "homing_offset": 0, "range_min": LOW, "range_max": HIGH}
-                   for k, name in enumerate(JOINTS)}  # fmt: skip
+    calibration = {
+        name: {"id": k + 1, "drive_mode": 0, "homing_offset": 0, "range_min": LOW, "range_max": HIGH}
+        for k, name in enumerate(JOINTS)
+    }
     (Path(folder) / "cell.json").write_text(json.dumps(calibration))
 
 

@@ -166,9 +166,10 @@ def test_a_learner_that_is_not_ready_keeps_its_actors_waiting_and_lives():
         ready.set()
 
     callbacks = {
-        "welcome": lambda: not_before(({}, {})), "allowance": lambda session: not_before(17),
+        "welcome": lambda: not_before(({}, {})),
+        "allowance": lambda session: not_before(17),
         "on_silent": lambda info, gone: not_before(None),
-    }  # fmt: skip
+    }
     with serving(port, **callbacks) as server, linked(port, connect=False) as link:
         link.connect(timeout=PATIENCE, on_waiting=waiting)
         assert "still reading" in sentences[0]

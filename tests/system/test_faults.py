@@ -190,10 +190,13 @@ class Storm:
 
 
 @pytest.mark.slow  # tests/system/test_faults.py kills each side once
-@pytest.mark.parametrize(("actors", "kills", "seed"), [
-    (2, 3, 26),  # the learner, the learner as it starts, an actor
-    pytest.param(3, 200, 0, marks=pytest.mark.timeout(20 * PATIENCE)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("actors", "kills", "seed"),
+    [
+        (2, 3, 26),  # the learner, the learner as it starts, an actor
+        pytest.param(3, 200, 0, marks=pytest.mark.timeout(20 * PATIENCE)),
+    ],
+)
 def test_nothing_is_lost_but_ticks_under_way_whoever_is_killed(tmp_path, environment, actors, kills, seed):
     folder = Path(os.environ.get(FOLDER, tmp_path)) / f"{kills}_kills"
     folder.mkdir(parents=True, exist_ok=True)

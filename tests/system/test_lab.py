@@ -25,9 +25,12 @@ STAGES = (
 
 def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks/lab.py"), *words], env={**os.environ, **environment},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, str(ROOT / "benchmarks/lab.py"), *words],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def test_a_rehearsal_shows_each_stage_and_leaves_a_report(tmp_path):

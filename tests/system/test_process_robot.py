@@ -173,9 +173,11 @@ def test_a_driver_that_hangs_is_noticed_and_the_server_can_be_ended(tmp_path, ki
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     # The loop takes no gap of these tests for one of the machine: what it does after one is shown elsewhere.
     robot = RobotProcess(
-        tmp_path, f'name = "cell"\nstart = "evaluating"\n{driver}', gap=30.0,
+        tmp_path,
+        f'name = "cell"\nstart = "evaluating"\n{driver}',
+        gap=30.0,
         environment={**os.environ, "PYTHONPATH": path},
-    )  # fmt: skip
+    )
 
     def hang(seconds: float) -> None:
         (tmp_path / "new").write_text(str(seconds))

@@ -105,11 +105,14 @@ def test_a_malformed_probe_is_counted_and_not_answered(port, monkeypatch):
         *(
             codec.encode(handshake.INSPECT, fields)
             for fields in (
-                {}, {"actor_id": "a"}, about | {"actor_id": "a" * 129}, about | {"contract": {"a": 1}},
+                {},
+                {"actor_id": "a"},
+                about | {"actor_id": "a" * 129},
+                about | {"contract": {"a": 1}},
                 about | {"contract": {str(i): "" for i in range(257)}},
             )
         ),
-    ]  # fmt: skip
+    ]
     monkeypatch.setattr(sockets, "MAX_MALFORMED", 10**6)
     with serving(port) as server:
         for n, frames in enumerate(hostile, 1):

@@ -47,8 +47,9 @@ def test_labels_reach_the_demonstrations_and_the_page(tmp_path, kind):
     assert [row["by"] for row in rows[:3]] == ["operator", "environment", "operator"]
     found = demonstrations(folder)
     assert {task: (e.end.outcome, e.end.terminated, e.end.reward) for task, e in found.items() if task != "task 1"} == {
-        "task 0": (Outcome.FAILURE, True, 0), "task 2": (Outcome.SUCCESS, True, 1)
-    }  # fmt: skip
+        "task 0": (Outcome.FAILURE, True, 0),
+        "task 2": (Outcome.SUCCESS, True, 1),
+    }
     assert (found["task 0"].end.outcome_by, found["task 1"].end.outcome) == ("operator", Outcome.FAILURE)
     with viewing(folder) as browser:  # another viewer has them
         labels = [row["label"] for row in browser.rows()]

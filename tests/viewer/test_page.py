@@ -34,8 +34,10 @@ def address(browser) -> str:
 
 
 def set_filter(window: Chromium, name: str, value: str) -> None:
-    window.js(f"(() => {{ const e = document.querySelector('[name={name}]'); e.value = '{value}'; "
-              "e.dispatchEvent(new Event('input', {bubbles: true})) })()")  # fmt: skip
+    window.js(
+        f"(() => {{ const e = document.querySelector('[name={name}]'); e.value = '{value}'; "
+        "e.dispatchEvent(new Event('input', {bubbles: true})) })()"
+    )
 
 
 def listed(window: Chromium) -> list[int]:

@@ -230,10 +230,12 @@ def with_parameters(state: AgentState, plain: Plain) -> AgentState:
         policy["flow"] = {"Mlp_0": mlp(params["modules_flow"])}
         if "onestep" in state.policy:
             policy["onestep"] = {"encoder": {}, "net": mlp(params["modules_onestep"])}
-    return state.replace(**{
-        name: jax.tree.map(lambda old, new: jnp.copy(new.reshape(old.shape)), getattr(state, name), tree)
-        for name, tree in {"critic": heads, "target": heads, "policy": policy}.items()
-    })  # fmt: skip
+    return state.replace(
+        **{
+            name: jax.tree.map(lambda old, new: jnp.copy(new.reshape(old.shape)), getattr(state, name), tree)
+            for name, tree in {"critic": heads, "target": heads, "policy": policy}.items()
+        }
+    )
 
 
 def _published_layout(batch: Batch) -> Batch:

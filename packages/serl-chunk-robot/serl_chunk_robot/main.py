@@ -142,8 +142,10 @@ def _serve(arguments: argparse.Namespace) -> None:
 
 
 def _read(arguments: argparse.Namespace) -> NoReturn:
-    raise ConfigError(f"{arguments.command} reads episodes, and needs the whole of serl_chunk. Install it, and run "
-                      f"serl-chunk robot {arguments.command}")  # fmt: skip
+    raise ConfigError(
+        f"{arguments.command} reads episodes, and needs the whole of serl_chunk. Install it, and run "
+        f"serl-chunk robot {arguments.command}"
+    )
 
 
 def _keys(arguments: argparse.Namespace) -> None:
@@ -202,8 +204,9 @@ def _check(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"{folder} is no folder", parameter="--out")
 
     with _client(arguments, robot, "operator") as operator:
-        check = RobotCheck(operator, lambda: _client(arguments, robot, "controller"), file,
-                           lambda line: print(line, flush=True))  # fmt: skip
+        check = RobotCheck(
+            operator, lambda: _client(arguments, robot, "controller"), file, lambda line: print(line, flush=True)
+        )
         findings = check.run()
     text, ok = outcome(findings)
     try:

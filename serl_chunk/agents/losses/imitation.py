@@ -26,6 +26,8 @@ def imitated(batch: ChunkBatch) -> ChunkBatch:
         return batch
     observations = {**batch.observations, STATE: batch.observations[STATE] + batch.bc_state_shift}
     return batch._replace(
-        observations=observations, actions=batch.actions + batch.bc_action_shift,
-        bc_state_shift=None, bc_action_shift=None,
-    )  # fmt: skip
+        observations=observations,
+        actions=batch.actions + batch.bc_action_shift,
+        bc_state_shift=None,
+        bc_action_shift=None,
+    )

@@ -50,8 +50,10 @@ def add_common(p: argparse.ArgumentParser) -> None:
 def recorded(source: Source, numbers: str | None, size: int, tick: float) -> Iterator[Recorded]:
     """Read episodes whose actions are targets of `size` joints, one for each `tick` s. Raises ConfigError."""
     if source.hz is not None and abs(source.hz * tick - 1) > SAME_RATE:
-        raise ConfigError(f"{source.path}: recorded at {source.hz:g} steps a second, and the robot takes "
-                          f"{1 / tick:g}. Only episodes of the robot's own rate can be played")  # fmt: skip
+        raise ConfigError(
+            f"{source.path}: recorded at {source.hz:g} steps a second, and the robot takes "
+            f"{1 / tick:g}. Only episodes of the robot's own rate can be played"
+        )
     keys = keys_of(source, numbers)
     if not keys:
         raise ConfigError(f"{source.path}: no episode that could be played ({source.format})")
@@ -95,8 +97,10 @@ def dry_command(flags: argparse.Namespace) -> int:
         outside = (start < low) | (start > high)
         if outside.any():
             joint = int(np.argmax(outside))
-            raise ConfigError(f"{episode.name} begins with joint {joint} at {start[joint]:.3f}, where the robot of "
-                              f"{flags.file} cannot be. Are these its absolute joint targets?")  # fmt: skip
+            raise ConfigError(
+                f"{episode.name} begins with joint {joint} at {start[joint]:.3f}, where the robot of "
+                f"{flags.file} cannot be. Are these its absolute joint targets?"
+            )
         for name, changed in done.items():
             dry_run(episode, file, spec, file.profiles[name].limits, flags.lag, changed)
     for name, changed in done.items():

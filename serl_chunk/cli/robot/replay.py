@@ -63,8 +63,10 @@ def replay_command(flags: argparse.Namespace) -> int:
         played = play(controller, episode, spec["tick"])
     figures = compared(episode, played, spec["tick"])
     slowed, behind, late = figures["slowed"], 1e3 * figures["behind"], 1e3 * figures["late"]
-    print(f"{slowed} of {figures['ticks']} ticks were slowed; the robot is {behind:.0f} ms behind the recorded "
-          f"{figures['with']}; commands were late by {late:.1f} ms at most")  # fmt: skip
+    print(
+        f"{slowed} of {figures['ticks']} ticks were slowed; the robot is {behind:.0f} ms behind the recorded "
+        f"{figures['with']}; commands were late by {late:.1f} ms at most"
+    )
     for joint, (rms, most) in enumerate(zip(figures["rms"], figures["max"], strict=True)):
         print(f"joint {joint:3}  rms {rms:.4f}  at most {most:.4f}")
     if flags.json is not None:
@@ -99,8 +101,10 @@ def approach(
         away = target - state["set_point"]
         far = [j for j in np.flatnonzero(np.abs(away) > FAR).tolist() if j not in grippers]
         if far:
-            raise RobotError(f"joint {far[0]} is {away[far[0]]:+.2f} rad from the episode's first target after the "
-                             f"reset, expected at most {FAR:g}. Let a [[reset.step]] lead there.")  # fmt: skip
+            raise RobotError(
+                f"joint {far[0]} is {away[far[0]]:+.2f} rad from the episode's first target after the "
+                f"reset, expected at most {FAR:g}. Let a [[reset.step]] lead there."
+            )
         for joint in np.flatnonzero(np.abs(away) > HAIR).tolist():
             show(f"joint {joint} by {away[joint]:+.3f}")
             state = _moved(operator, controller, "jog", state["generation"], joint=joint, angle=float(away[joint]))
@@ -118,17 +122,19 @@ def await_go(controller: RobotClient, show: Callable[[str], None]) -> dict[str, 
     lines = Waiting(logger, REMIND)
     while (state := _kept(controller, controller))["state"] != "HOLD":
         if state["state"] == "STOPPED":
-            raise RobotError(f"the robot is in STOPPED ({state['word']}), expected HOLD. Look at the cell, run "
-                             "`serl-chunk robot clear`, and then this again.")  # fmt: skip
+            raise RobotError(
+                f"the robot is in STOPPED ({state['word']}), expected HOLD. Look at the cell, run "
+                "`serl-chunk robot clear`, and then this again."
+            )
         if lines.due():
-            show(f"the robot is in {state['state']} ({state['word']}). Look at the cell, then run in another terminal: "
-                 "serl-chunk robot go")  # fmt: skip
+            show(
+                f"the robot is in {state['state']} ({state['word']}). Look at the cell, then run in another terminal: "
+                "serl-chunk robot go"
+            )
     return state
 
 
-def _moved(
-    client: RobotClient, controller: RobotClient, op: str, generation: int, **arguments: Any
-) -> dict[str, Any]:  # fmt: skip
+def _moved(client: RobotClient, controller: RobotClient, op: str, generation: int, **arguments: Any) -> dict[str, Any]:
     """Request a motion from the state that was read last, of `generation`, and wait for its end; returns the state."""
     motion, ends = client.request(op, generation=generation, **arguments)["motion"], time.monotonic() + PATIENCE
     while (state := _kept(client, controller))["state"] == "MOVE":

@@ -138,9 +138,11 @@ class Pi0Config(Group, path="agent.pi0."):
     remat: bool = setting(True, "recompute a layer's activations for the gradient, which saves memory")
     lr_warmup: int = setting(0, "its own gradient steps in which the rate rises to agent.lr", unit="updates", least=0)
     lr_cosine: int = setting(
-        0, "its own gradient steps after which the rate has fallen to a tenth, by a cosine; 0: it stays",
-        unit="updates", least=0,
-    )  # fmt: skip
+        0,
+        "its own gradient steps after which the rate has fallen to a tenth, by a cosine; 0: it stays",
+        unit="updates",
+        least=0,
+    )
     weight_decay: float = setting(0.0, "AdamW's; 0: Adam", least=0)
     grad_clip: float = setting(0.0, "global norm to which gradients are clipped; 0: no clipping", least=0)
     published: bool = acting(

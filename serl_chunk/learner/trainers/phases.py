@@ -214,8 +214,10 @@ class PhaseTrainer(Trainer):
         if waits:  # no more steps will come
             logger.info(
                 "the warm-up ends early: all %d online steps came, in %d of learner.warmup_episodes=%d episodes",
-                c.online_steps, learner.episodes, c.warmup_episodes,
-            )  # fmt: skip
+                c.online_steps,
+                learner.episodes,
+                c.warmup_episodes,
+            )
         self.schedule.begin(self.online_updates)
         self._enter(Phase.TRAIN)
         return True
@@ -285,9 +287,11 @@ class PhaseTrainer(Trainer):
         self._was_pretrained = saved.pretrained
         self.schedule.resume(self.online_updates, saved.updates_owed)
         self.phase = self.schedule.resumed_phase(
-            saved.phase, offline_updates=self.offline_updates, online_updates=self.online_updates,
+            saved.phase,
+            offline_updates=self.offline_updates,
+            online_updates=self.online_updates,
             missed=missed_evaluation,
-        )  # fmt: skip
+        )
         if self.phase in ON_DATA:
             self._offline_updates = None
         if self.phase in PRETRAINING:

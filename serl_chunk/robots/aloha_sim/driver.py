@@ -90,8 +90,10 @@ class AlohaSimDriver(Driver):
         if not self._answers(0.3):
             self._start()
         if self._state["task"] != self._robot.name:
-            raise DriverError(f"port {self._port} has a process of {self._state['task']!r}, not of "
-                              f"{self._robot.name!r}. Set another port")  # fmt: skip
+            raise DriverError(
+                f"port {self._port} has a process of {self._state['task']!r}, not of "
+                f"{self._robot.name!r}. Set another port"
+            )
         self._seen = 1 + max((index for index, *_ in self._state["events"]), default=-1)
 
     def read(self) -> Reading:

@@ -30,10 +30,12 @@ class FakeAlohaDriver(Driver):
     """
 
     def __init__(
-        self, *, control_hz: float = FakeAlohaConfig.control_hz,
+        self,
+        *,
+        control_hz: float = FakeAlohaConfig.control_hz,
         observe_objects: bool = FakeAlohaConfig.observe_objects,
         grasp_tolerance: float = FakeAlohaConfig.grasp_tolerance,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.env = FakeAlohaEnv(
             FakeAlohaConfig(control_hz=control_hz, observe_objects=observe_objects, grasp_tolerance=grasp_tolerance)
         )

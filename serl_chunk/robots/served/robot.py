@@ -24,8 +24,10 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.2  # between two looks meanwhile; each renews the lease, which ends after 2 s
 GO = "Look at the cell, then run: serl-chunk robot go, or press the console's or the page's key to go on"
 REMEDIES = {
-    "STOPPED": "Look at the cell, then run: serl-chunk robot clear", "HELD": GO, "": "See the log of its server"
-}  # fmt: skip
+    "STOPPED": "Look at the cell, then run: serl-chunk robot clear",
+    "HELD": GO,
+    "": "See the log of its server",
+}
 """State in which the robot is waited for -> what to do about it."""
 WAIT_S = 0.01  # between two looks where an operator is waited for
 MAX_CONDITIONS = 16384  # characters, which an HDF5 attribute holds; longer ones are without what was drawn

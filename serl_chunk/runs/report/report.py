@@ -223,8 +223,9 @@ def _spreads(metrics: RunMetrics) -> list[str]:
         rates.setdefault(_policy(row), {})[row["step"]] = row["success_rate"]
     return [
         f"{policy} policy, its last checkpoints: {format_spread(list(of.values())[-LAST:])}"
-        for policy, of in rates.items() if len(of) > 2
-    ]  # fmt: skip
+        for policy, of in rates.items()
+        if len(of) > 2
+    ]
 
 
 def _evaluations(metrics: RunMetrics, run: Path) -> Html:

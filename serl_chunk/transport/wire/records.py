@@ -54,9 +54,11 @@ _FIXED_STEP_BYTES = 64  # of a step in addition to its arrays, rounded up
 _NAMES: codec.Checks = dict.fromkeys(("episode_id", "outcome_by"), codec.identifier)
 _MAX_CONDITIONS = 1 << 16  # characters
 _BEGIN: codec.Checks = {
-    **dict.fromkeys(Begin._fields, codec.identifier), "task": codec.text,
-    "conditions": functools.partial(codec.identifier, limit=_MAX_CONDITIONS), "demonstration": codec.exactly(bool),
-}  # fmt: skip
+    **dict.fromkeys(Begin._fields, codec.identifier),
+    "task": codec.text,
+    "conditions": functools.partial(codec.identifier, limit=_MAX_CONDITIONS),
+    "demonstration": codec.exactly(bool),
+}
 PART = "part"
 MAX_PART_BYTES = (1 << 20) + (1 << 16)  # and so of a frame on the data channel: what is larger travels in parts
 

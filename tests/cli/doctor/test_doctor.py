@@ -116,8 +116,9 @@ def test_all_is_well(config, shared, tmp_path, capsys):
     report = json.loads(Path("out.json").read_text())
     assert (report["ok"], report["experiment"], report["port"]) == (True, "fake_aloha", port)
     checks = report["checks"]
-    assert [c["name"].replace(f" {port}", "").replace(f" {port + 1}", "").replace(f" {port + 2}", "") for c in checks] \
-        == EVERYTHING  # fmt: skip
+    assert [
+        c["name"].replace(f" {port}", "").replace(f" {port + 1}", "").replace(f" {port + 2}", "") for c in checks
+    ] == EVERYTHING
     assert {c["status"] for c in checks} == {"ok"}
     figures = {k: v for c in checks for k, v in c["figures"].items()}
     assert 0 < figures["round_trip_s"] < 0.1
@@ -243,11 +244,14 @@ def of_another_learner(keys: ServerKeys, folder: Path) -> None:
     dataclasses.replace(own, ticket=None).save()
 
 
-@pytest.mark.parametrize(("prepare", "at", "said"), [
-    (None, {}, ("requires a key, and this machine has none", ADD)),
-    (of_another_learner, None, ("is not the learner that this machine joined", ADD)),
-    (None, None, ("has no key for a learner",)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("prepare", "at", "said"),
+    [
+        (None, {}, ("requires a key, and this machine has none", ADD)),
+        (of_another_learner, None, ("is not the learner that this machine joined", ADD)),
+        (None, None, ("has no key for a learner",)),
+    ],
+)
 def test_a_key_that_does_not_let_this_machine_in(config, shared, keys, tmp_path, prepare, at, said):
     if prepare is not None:
         prepare(keys, tmp_path / "robot")

@@ -111,8 +111,10 @@ def test_a_taken_folder_is_refused_before_anything_is_touched(folder, tmp_path):
     out.mkdir()
     (out / "thesis.tex").write_text("precious")
     for taken, resume, named in (
-        (out, False, "thesis.tex"), (out, True, "thesis.tex"), (out / "thesis.tex", False, "thesis.tex"),
-    ):  # fmt: skip
+        (out, False, "thesis.tex"),
+        (out, True, "thesis.tex"),
+        (out / "thesis.tex", False, "thesis.tex"),
+    ):
         with pytest.raises(ConfigError, match=naming(out, named)):
             _convert(path, taken, resume=resume)
     assert os.listdir(out) == ["thesis.tex"]
@@ -179,11 +181,14 @@ def test_an_interrupted_conversion_ends_as_an_uninterrupted_one(folder, tmp_path
     assert (report.already, report.episodes) == (already, 5)
 
 
-@pytest.mark.parametrize(("act", "named"), [
-    (kill, ("episode_2.hdf5", "SIGKILL", "workers")),
-    (fill_the_disk, ("episode_2.hdf5", "No space left on device", "resume")),
-    (make_a_mistake, ("episode_2.hdf5", "IndexError")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("act", "named"),
+    [
+        (kill, ("episode_2.hdf5", "SIGKILL", "workers")),
+        (fill_the_disk, ("episode_2.hdf5", "No space left on device", "resume")),
+        (make_a_mistake, ("episode_2.hdf5", "IndexError")),
+    ],
+)
 def test_what_is_not_the_episodes_fault_ends_the_conversion_even_with_skip_bad(folder, tmp_path, act, named):
     path, out = folder(5), tmp_path / "out"
     with pytest.raises(DataError, match=naming(*named)):
@@ -223,8 +228,9 @@ def test_the_first_bad_episode_ends_the_conversion_and_skip_bad_leaves_them_out(
         2: (_change(good, stamp=np.array([0, 0.02, 0.01, 0.03, 0.04])), ARM, (2, "0.020000", "0.010000")),
         3: (_on_time(make_episode(larger, 5)), larger, ("cameras", "[8, 8]", "[16, 16]")),
         4: (blind._replace(end=blind.end._replace(final_observation=None)), ARM, ("cameras", "{}", "[16, 16]")),
-        5: (_on_time(make_episode(wider, 5)), wider, ("action_dim", 3, 2)), 6: (None, None, ("HDF5",)),
-    }  # fmt: skip
+        5: (_on_time(make_episode(wider, 5)), wider, ("action_dim", 3, 2)),
+        6: (None, None, ("HDF5",)),
+    }
     for i, (episode, robot, _) in cases.items():
         target = path / f"episode_{i}.hdf5"
         if episode is None:
@@ -298,10 +304,13 @@ def test_frames_are_written_one_by_one_and_a_failure_amid_a_write_is_that_failur
     assert (len(calls), os.listdir(out)) == (3, ["episode_0.hdf5"])
 
 
-@pytest.mark.parametrize(("episodes", "kills", "workers"), [
-    pytest.param(60, 3, (1,), marks=pytest.mark.system),
-    pytest.param(150, 8, tuple(seed % 4 for seed in range(10)), marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("episodes", "kills", "workers"),
+    [
+        pytest.param(60, 3, (1,), marks=pytest.mark.system),
+        pytest.param(150, 8, tuple(seed % 4 for seed in range(10)), marks=pytest.mark.slow),
+    ],
+)
 def test_killed_at_random_moments_and_resumed_it_ends_the_same(folder, episodes, kills, workers):
     """Killed `kills` times, each time after it placed some more, then let end; for each of `workers`."""
     path = folder(episodes)

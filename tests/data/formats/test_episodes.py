@@ -373,14 +373,15 @@ def test_missing_files_are_named_and_inconsistent_episodes_not_written(tmp_path,
     nothing_of_it.steps.sparse["human_dims"].values[:] = 0
     forced = {**episode.end.final_observation, "force": np.zeros(1, np.float32)}
     for named, case in (
-        (("e0", "other"), ended(episode_id="other")), ((9, "/action", 4), ended(length=9)),
+        (("e0", "other"), ended(episode_id="other")),
+        ((9, "/action", 4), ended(length=9)),
         ((0, 3, 1), episode._replace(steps=episode.steps.slice(1, 4))),
         (("depth/top", "images/<camera>", "decision/<name>", "human_dims"), odd_column),
         (("human_dims", "tick 0", "[0, 0, 0]"), nothing_of_it),
         (("state", "images/<camera>", "force"), ended(final_observation=forced)),
         (("arm3", 3, "/action", 2), make_episode(joints_spec, 4)),
         (("a.hdf5", repr("nul\0")), episode._replace(begin=episode.begin._replace(task="nul\0"))),
-    ):  # fmt: skip
+    ):
         with pytest.raises(DataError, match=naming(*named)):
             write_episode(path, case, spec)
     with pytest.raises(DataError, match=naming("absent/a.hdf5", os.strerror(errno.ENOENT))):

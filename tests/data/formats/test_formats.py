@@ -124,16 +124,19 @@ FILES = {
 GROUPS = ["data", "data/demo_0", "data/demo_0/obs"]
 
 
-@pytest.mark.parametrize(("format", "name", "harm"), [
-    *(
-        (f, name, harm)
-        for f, names in FILES.items()
-        for name in names
-        for harm in (external_link, external_storage)
-    ),
-    *((f, names[0], harm) for f, names in FILES.items() for harm in HARMS[2:]),
-    *(("robomimic", name, external_link) for name in GROUPS),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("format", "name", "harm"),
+    [
+        *(
+            (f, name, harm)
+            for f, names in FILES.items()
+            for name in names
+            for harm in (external_link, external_storage)
+        ),
+        *((f, names[0], harm) for f, names in FILES.items() for harm in HARMS[2:]),
+        *(("robomimic", name, external_link) for name in GROUPS),
+    ],
+)
 def test_a_source_reads_nothing_but_its_file(tmp_path: Path, format: str, name: str, harm: Callable[..., None]) -> None:
     (tmp_path / "secret.bin").write_bytes(b"secret-bytes")
     with h5py.File(tmp_path / "other.h5", "w") as file:

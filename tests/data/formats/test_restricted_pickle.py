@@ -140,43 +140,46 @@ def test_names_and_kinds_of_arrays_that_are_refused(file: Path, protocol: int) -
             load(file, pickle.dumps(value, protocol=protocol))
 
 
-@pytest.mark.parametrize(("program", "named"), [
-    (b"cnumpy\nndarray.__reduce__\n.", (0, "numpy.ndarray.__reduce__")),
-    (b"\x8c\x05numpy\x8c\x0dndarray.dumps\x93.", (22, "numpy.ndarray.dumps")),
-    (b"(\x8c\x05numpy\x8c\x07ndarraytt\x93.", (18, 21, "mark")),
-    (b"]\x8c\x07ndarray\x93.", (10, "values")),
-    (b"cnumpy\nndarray\n(K\x03tR.", (19, "ndarray")),
-    (b"c_codecs\nencode\n(Vx\nVrot13\ntR.", (28, "encode")),
-    (b"cbuiltins\nbytes\n(J\xff\xff\xff\x7ftR.", (23, "bytes")),
-    (b"cnumpy\ndtype\n(VO8\nI00\nI01\ntR.", (27, "objects")),
-    (b"cnumpy\ndtype\n(]tR.", (16, "dtype")),
-    (b"cnumpy\ndtype\n(Vf4\nI00\nI01\ntR(I3\nV<\nN(Va\ntNtb.", (43, "records")),
-    (b"cnumpy\ndtype\n(Vf4\nI00\nI01\ntR(I3\nVx\nNNNtb.", (39, "order")),
-    (b"](N)tR.", (5, "function")),
-    (b"N]b.", (2, "state")),
-    (b"cnumpy\nndarray\n}b.", (16, "state")),
-    (b"cnumpy\nndarray\n)\x81.", (16, "class")),
-    (b"(ios\nsystem\n.", (1, "os system")),
-    (b"Pwhere\n.", (0, "object", "outside")),
-    (b"K\x01Q.", (2, "object", "outside")),
-    (b"\x82\x01.", (0, "registry")),
-    (b"\x97.", (0, "array", "outside")),
-    (b"S'text'\n.", (0, "Python 2")),
-    (b"}(]Nu.", (4, "list", "key")),
-    (b"cnumpy\nndarray\nNa.", (16, "list")),
-    (b"]NNs.", (3, "dict")),
-    (b"]a.", (1, "empty")),
-    (b"K\x012\x30.", (2, "DUP")),
-    (b"ccollections\nOrderedDict\n.", ("collections.OrderedDict",)),
-    (b"\x80\x02NN.", (5, 2)),
-    (b"\x89HDF\r\n\x1a\n", (8, "opcode")),
-    # lengths beyond the file, of bytes, a bytearray, a text and a number, which cost no memory
-    (b"\x8e" + struct.pack("<Q", 2**62) + b"abc", (0, 12, 2**62 - 3)),
-    (b"B\xff\xff\xff\xff" + b"abc", (0, 8, 2**32 - 4)),
-    (b"\x96" + struct.pack("<Q", 2**40) + b"abc", (0, 12, 2**40 - 3)),
-    (b"\x8d" + struct.pack("<Q", 2**40) + b"abc", (0, 12, 2**40 - 3)),
-    (b"\x8b\xff\xff\xff\x7f" + b"abc", (0, 8, 2**31 - 4)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("program", "named"),
+    [
+        (b"cnumpy\nndarray.__reduce__\n.", (0, "numpy.ndarray.__reduce__")),
+        (b"\x8c\x05numpy\x8c\x0dndarray.dumps\x93.", (22, "numpy.ndarray.dumps")),
+        (b"(\x8c\x05numpy\x8c\x07ndarraytt\x93.", (18, 21, "mark")),
+        (b"]\x8c\x07ndarray\x93.", (10, "values")),
+        (b"cnumpy\nndarray\n(K\x03tR.", (19, "ndarray")),
+        (b"c_codecs\nencode\n(Vx\nVrot13\ntR.", (28, "encode")),
+        (b"cbuiltins\nbytes\n(J\xff\xff\xff\x7ftR.", (23, "bytes")),
+        (b"cnumpy\ndtype\n(VO8\nI00\nI01\ntR.", (27, "objects")),
+        (b"cnumpy\ndtype\n(]tR.", (16, "dtype")),
+        (b"cnumpy\ndtype\n(Vf4\nI00\nI01\ntR(I3\nV<\nN(Va\ntNtb.", (43, "records")),
+        (b"cnumpy\ndtype\n(Vf4\nI00\nI01\ntR(I3\nVx\nNNNtb.", (39, "order")),
+        (b"](N)tR.", (5, "function")),
+        (b"N]b.", (2, "state")),
+        (b"cnumpy\nndarray\n}b.", (16, "state")),
+        (b"cnumpy\nndarray\n)\x81.", (16, "class")),
+        (b"(ios\nsystem\n.", (1, "os system")),
+        (b"Pwhere\n.", (0, "object", "outside")),
+        (b"K\x01Q.", (2, "object", "outside")),
+        (b"\x82\x01.", (0, "registry")),
+        (b"\x97.", (0, "array", "outside")),
+        (b"S'text'\n.", (0, "Python 2")),
+        (b"}(]Nu.", (4, "list", "key")),
+        (b"cnumpy\nndarray\nNa.", (16, "list")),
+        (b"]NNs.", (3, "dict")),
+        (b"]a.", (1, "empty")),
+        (b"K\x012\x30.", (2, "DUP")),
+        (b"ccollections\nOrderedDict\n.", ("collections.OrderedDict",)),
+        (b"\x80\x02NN.", (5, 2)),
+        (b"\x89HDF\r\n\x1a\n", (8, "opcode")),
+        # lengths beyond the file, of bytes, a bytearray, a text and a number, which cost no memory
+        (b"\x8e" + struct.pack("<Q", 2**62) + b"abc", (0, 12, 2**62 - 3)),
+        (b"B\xff\xff\xff\xff" + b"abc", (0, 8, 2**32 - 4)),
+        (b"\x96" + struct.pack("<Q", 2**40) + b"abc", (0, 12, 2**40 - 3)),
+        (b"\x8d" + struct.pack("<Q", 2**40) + b"abc", (0, 12, 2**40 - 3)),
+        (b"\x8b\xff\xff\xff\x7f" + b"abc", (0, 8, 2**31 - 4)),
+    ],
+)
 def test_programs_that_no_pickler_writes(file: Path, program: bytes, named: tuple[Any, ...]) -> None:
     with pytest.raises(DataError, match=naming("x.pkl", *named)):
         load(file, program)
@@ -187,10 +190,11 @@ def test_an_array_has_exactly_the_bytes_of_its_shape(file: Path, protocol: int) 
     data = pickle.dumps(np.zeros((2, 3), np.float32), protocol=protocol)
     assert data.count(b"K\x02K\x03\x86") == 1
     for shape, named in (
-        (b"K\x02K\x04\x86", ("[2, 4]", "float32", 24)), (b"K\x02K\x02\x86", ("[2, 2]", "float32", 24)),
+        (b"K\x02K\x04\x86", ("[2, 4]", "float32", 24)),
+        (b"K\x02K\x02\x86", ("[2, 2]", "float32", 24)),
         (b"J\xff\xff\xff\x7fJ\xff\xff\xff\x7f\x86", ("[2147483647, 2147483647]", "float32", 24)),
         (b"K\x02J\xff\xff\xff\xff\x86", ("shape", "tuple")),
-    ):  # fmt: skip
+    ):
         bad = data.replace(b"K\x02K\x03\x86", shape)
         if protocol >= 4:
             bad = bad[:3] + struct.pack("<Q", len(bad) - 11) + bad[11:]
@@ -273,12 +277,15 @@ def test_every_weight_of_the_published_layout_finds_its_place(tmp_path, tree):
             np.testing.assert_array_equal(weights[name], value)
 
 
-@pytest.mark.parametrize(("block", "change", "named"), [
-    ("ResNetBlock_1", {"conv_proj": {}}, ("ResNetBlock_1/conv_proj/kernel",)),
-    ("norm_init", {"scale": np.ones(32, np.float32)}, ("norm_init/scale", "float32(32,)", "(64,)")),
-    ("norm_init", {"bias": np.full(64, np.nan)}, ("norm_init/bias",)),
-    ("norm_init", {"bias": "none"}, ("norm_init/bias", "str", "(64,)")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("block", "change", "named"),
+    [
+        ("ResNetBlock_1", {"conv_proj": {}}, ("ResNetBlock_1/conv_proj/kernel",)),
+        ("norm_init", {"scale": np.ones(32, np.float32)}, ("norm_init/scale", "float32(32,)", "(64,)")),
+        ("norm_init", {"bias": np.full(64, np.nan)}, ("norm_init/bias",)),
+        ("norm_init", {"bias": "none"}, ("norm_init/bias", "str", "(64,)")),
+    ],
+)
 def test_the_first_weight_that_does_not_fit_is_named(tmp_path, tree, block, change, named):
     with pytest.raises(DataError, match=naming(*named)):
         read_resnet10(pickled(tmp_path / "other.pkl", tree | {block: tree[block] | change}))

@@ -46,7 +46,7 @@ from lerobot_sets import (
     several,
     smooth,
     write,
-)  # fmt: skip
+)
 from properties import examples
 
 from serl_chunk.data.formats import choose, open_episodes

@@ -148,9 +148,11 @@ def test_its_numbers_are_its_own_and_make_its_digest(spec, demos):
     made = lambda **others: lambda: Normaliser.restored({"normaliser_mode": "relative"}, arrays | others)  # noqa: E731
     for call, named in (
         (made(scale=arrays["scale"][:2], joint=joint), ("scale", "[H, A]", "(2, 3)")),
-        (made(joint=np.array([0, 1, 5])), ("joint", 5)), (made(), ("joint", "centre, scale, state_mean, state_std")),
-        (lambda: short[0].encode(state, chunk), (5, 1)), (lambda: short[1].decode(state, chunk), (5, 3)),
-    ):  # fmt: skip
+        (made(joint=np.array([0, 1, 5])), ("joint", 5)),
+        (made(), ("joint", "centre, scale, state_mean, state_std")),
+        (lambda: short[0].encode(state, chunk), (5, 1)),
+        (lambda: short[1].decode(state, chunk), (5, 3)),
+    ):
         with pytest.raises(DataError, match=naming(*named)):
             call()
 
@@ -319,10 +321,13 @@ def test_what_does_not_fit_is_refused(tmp_path, aloha_demos):
         ("normaliser.delta_mask", ("6, -1, 6, -1",), lambda: fitted(plain, delta_mask=MASK, robot="aloha")),
         ("", (3, CHUNK, "chunk.horizon"), lambda: fitted(deltas, delta_mask=MASK)),
         ("normaliser.robot", ("'aloha'", "'none'", "data stats"), lambda: fitted(plain)),
-        ("normaliser.robot", ("'aloha'",),  # of the state, in another mode
-         lambda: fit_normaliser(ALOHA, NormaliserConfig("relative", norm_stats=plain), CHUNK, [])),
+        (
+            "normaliser.robot",
+            ("'aloha'",),  # of the state, in another mode
+            lambda: fit_normaliser(ALOHA, NormaliserConfig("relative", norm_stats=plain), CHUNK, []),
+        ),
         ("robot", ("aloha", 5), lambda: written_statistics(tmp_path, narrow, robot="aloha")),
-    ):  # fmt: skip
+    ):
         with pytest.raises(DataError if parameter is None else ConfigError, match=naming(*words)) as refused:
             make()
         assert not parameter or refused.value.parameter == parameter
@@ -426,7 +431,7 @@ def test_joints_come_from_the_robot_or_the_mask_and_what_cannot_be_counted_is_re
         (lambda: StatsRequest(std_floor=0), ConfigError, ("std_floor", 0)),
         (lambda: StatsRequest("delta"), ConfigError, ("delta", "absolute", "mask")),
         *((lambda mask=mask: parse_mask(mask), ConfigError, ("mask", repr(mask), "6,-1,6,-1")) for mask in ("", "1.5")),
-    ):  # fmt: skip
+    ):
         with pytest.raises(error, match=naming(*named)):
             call()
 

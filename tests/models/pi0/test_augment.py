@@ -50,18 +50,23 @@ def test_colours_without_draws_or_without_the_coin_stay_and_floats_are_bytes():
     grey = np.full_like(image, 100)
     colours = {"brightness": 0.3, "contrast": -0.4, "hue": 0.1, "coloured": False}
     for given, shown, changes in (
-        (image, image, {}), (image.astype(np.float32) / 255 * 2 - 1, image, {}), (grey, grey, {"hue": 0.1}),
+        (image, image, {}),
+        (image.astype(np.float32) / 255 * 2 - 1, image, {}),
+        (grey, grey, {"hue": 0.1}),
         (image, image, colours),
-    ):  # fmt: skip
+    ):
         np.testing.assert_allclose(one(given, "left_wrist_0_rgb", **changes), shown / 255, atol=1e-6)
 
 
-@pytest.mark.parametrize(("changes", "colour", "expected"), [
-    ({"brightness": 0.3}, [102] * 3, [0.4 * 0.7 + 0.3] * 3),  # towards white
-    ({"brightness": -0.3}, [102] * 3, [0.4 * 0.7] * 3),  # towards black
-    ({"hue": 1 / 3}, [255, 0, 0], [0, 1, 0]),  # round the colour circle
-    ({"hue": 1 / 6}, [255, 0, 0], [1, 1, 0]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "colour", "expected"),
+    [
+        ({"brightness": 0.3}, [102] * 3, [0.4 * 0.7 + 0.3] * 3),  # towards white
+        ({"brightness": -0.3}, [102] * 3, [0.4 * 0.7] * 3),  # towards black
+        ({"hue": 1 / 3}, [255, 0, 0], [0, 1, 0]),  # round the colour circle
+        ({"hue": 1 / 6}, [255, 0, 0], [1, 1, 0]),
+    ],
+)
 def test_brightness_and_hue_move_colours(changes, colour, expected):
     image = np.broadcast_to(np.array(colour, np.uint8), (1, 8, 8, 3))
     np.testing.assert_allclose(one(image, "wrist", **changes)[0, 0, 0], expected, atol=1e-6)

@@ -17,8 +17,11 @@ from serl_chunk.models.pi0.tree import Partition, flat, initial, initial_leaf, l
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "pi0_shapes"
 RELEASED = {
-    "pi0": "pi0_full", "pi05": "pi05_full", "pi0_lora": "pi0_lora_vlm_full_expert", "pi0_lora_both": "pi0_both_lora",
-}  # fmt: skip
+    "pi0": "pi0_full",
+    "pi05": "pi05_full",
+    "pi0_lora": "pi0_lora_vlm_full_expert",
+    "pi0_lora_both": "pi0_both_lora",
+}
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGE = ROOT / "serl_chunk"
 TINY = PI0_PRESETS["tiny"]

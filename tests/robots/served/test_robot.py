@@ -146,8 +146,10 @@ def test_what_an_episode_was_moved_under_is_recorded(served, tmp_path):
         runner.close()
     env.close()
     begins = [read_episode(path, spec).begin for path in writer.written]
-    wanted = [{"profile": name, "digest": digest, "draws": {"step 0": HOME.tolist()}}
-              for name, digest in (("fast", "3.2"), ("slow", "0.5"))]  # fmt: skip
+    wanted = [
+        {"profile": name, "digest": digest, "draws": {"step 0": HOME.tolist()}}
+        for name, digest in (("fast", "3.2"), ("slow", "0.5"))
+    ]
     for found, expected in zip(map(json.loads, [b.conditions for b in begins]), wanted, strict=True):
         np.testing.assert_allclose(found["draws"].pop("step 0"), expected["draws"].pop("step 0"), atol=1e-5)
         assert found == expected
@@ -199,9 +201,10 @@ def test_nothing_moves_between_an_operators_hold_or_clear_and_a_go(guarded, monk
     lasts = [at == "MOVE"]
     motion = guarded.server._motions
     monkeypatch.setattr(
-        guarded.server, "_motions",
+        guarded.server,
+        "_motions",
         lambda event, arguments, start, limits: motion(event, {"lasts": lasts[0], "by": 0.4 * lasts[0]}, start, limits),
-    )  # fmt: skip
+    )
     operator, session = guarded.ready(), Session(ServedRobot(config_of(guarded), SPEC, name="actor"))
     try:
         wait(lambda: operator.next_state()["controller"])

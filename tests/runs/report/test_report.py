@@ -143,9 +143,12 @@ def test_the_page_has_the_runs_figures_and_films_and_needs_nothing_but_itself(fu
     headline = {
         "Success without intervention, last 20 episodes": "7 of 20 (35.0 %)",
         "Success with or without intervention, last 20": "13 of 20 (65.0 %)",
-        "Duration": "6:15", "Critic updates": "290", "Environment steps": "3,000",
-        "Human ticks": "200 (4.0 s, 6.7 % of environment steps)", "Episodes": "30 (6 of them warm-up)",
-    }  # fmt: skip
+        "Duration": "6:15",
+        "Critic updates": "290",
+        "Environment steps": "3,000",
+        "Human ticks": "200 (4.0 s, 6.7 % of environment steps)",
+        "Episodes": "30 (6 of them warm-up)",
+    }
     assert page.headline | headline == page.headline
     assert "97.0 % success in 100 episodes" in page.headline["Evaluation"]
     assert set(page.images) == {"success", "return", "intervention", "q-return", "losses", "rates"}

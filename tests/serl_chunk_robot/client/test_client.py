@@ -20,9 +20,11 @@ from serl_chunk_robot.wire.protocol import address
 
 def test_addresses_have_a_host_and_perhaps_a_port():
     for text, where in (
-        ("127.0.0.1", ("127.0.0.1", 5600)), ("arm:5700", ("arm", 5700)), ("[::1]:5700", ("::1", 5700)),
+        ("127.0.0.1", ("127.0.0.1", 5600)),
+        ("arm:5700", ("arm", 5700)),
+        ("[::1]:5700", ("::1", 5700)),
         ("[::1]", ("::1", 5600)),
-    ):  # fmt: skip
+    ):
         assert address(text) == where
     for text in ("", ":5600", "arm:", "arm:x", "arm:65535", "::1"):
         with pytest.raises(ConfigError) as e:
@@ -161,11 +163,14 @@ class Link:
         return abs(self.map.server_time(self.now) - self.server(self.now))
 
 
-@pytest.mark.parametrize(("drift", "up", "down", "jitter"), [
-    (0.0, 0.0001, 0.0001, 0.0002),  # a cable
-    (-200e-6, 0.002, 0.002, 0.005),  # a radio link
-    (200e-6, 0.001, 0.003, 0.001),  # ways that differ by 2 ms, of which half remains
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("drift", "up", "down", "jitter"),
+    [
+        (0.0, 0.0001, 0.0001, 0.0002),  # a cable
+        (-200e-6, 0.002, 0.002, 0.005),  # a radio link
+        (200e-6, 0.001, 0.003, 0.001),  # ways that differ by 2 ms, of which half remains
+    ],
+)
 def test_clocks_an_hour_apart_that_drift_are_mapped_within_2_ms(drift, up, down, jitter):
     link = Link(drift, up, down, jitter, seed=1)
     errors = []

@@ -62,9 +62,12 @@ class WiredArms:
         # Velocities and efforts travel with the positions: maps are linear but for a constant.
         zero = self._measured(np.zeros_like(r.q))
         return r._replace(
-            q=self._measured(r.q), dq=self._measured(r.dq) - zero, effort=r.effort, stamp=r.stamp - self._stale,
+            q=self._measured(r.q),
+            dq=self._measured(r.dq) - zero,
+            effort=r.effort,
+            stamp=r.stamp - self._stale,
             faults=self._faults,
-        )  # fmt: skip
+        )
 
     def command(self, target: np.ndarray, dt: float) -> None:
         self._queue.append((self._clock() + self._latency, np.array(target)))

@@ -181,9 +181,11 @@ def hangs(call: str) -> Callable[[World, float], None]:
 
 WHAT = {"gap": between, "suspend": suspended, **{name: hangs(name) for name in ("read", "command", "set", "stop")}}
 CASES = [
-    (state, what) for state in ("RUN", "MOVE", "BRAKE") for what in WHAT
+    (state, what)
+    for state in ("RUN", "MOVE", "BRAKE")
+    for what in WHAT
     if (what != "set" or state == "MOVE") and (what != "stop" or state == "BRAKE")
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("seconds", [0.11, 1.0, 60.0])
@@ -252,10 +254,13 @@ OF_EVENTS = ("loop.machine.apply", "loop._on_transition")
 OF_PASSES = ("gate.step", "measured.judge", "loop._watchdog.event", "loop._grip.measured")
 
 
-@pytest.mark.parametrize(("part", "state"), [
-    *((part, state) for part in (*OF_EVENTS, *OF_PASSES, "pursuit.place") for state in ("RUN", "MOVE")),
-    *((part, "BRAKE") for part in OF_PASSES),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("part", "state"),
+    [
+        *((part, state) for part in (*OF_EVENTS, *OF_PASSES, "pursuit.place") for state in ("RUN", "MOVE")),
+        *((part, "BRAKE") for part in OF_PASSES),
+    ],
+)
 def test_it_brakes_whatever_is_broken(part: str, state: str, monkeypatch: pytest.MonkeyPatch):
     world = moving(state)
     generation, began = world.loop.machine.generation, len(world.arms.sent)

@@ -278,18 +278,21 @@ def test_a_doubtful_sample_is_neither_published_nor_given_to_a_motion():
     assert status.reading is seen[-1] is good
 
 
-@pytest.mark.parametrize(("make", "parameter", "named"), [
-    (lambda of: jog(HOME, 14, 0.1, of), "joint", "14"),
-    (lambda of: jog(HOME, -1, 0.1, of), "joint", "-1"),
-    (lambda of: jog(HOME, 3, np.nan, of), "angle", "nan"),
-    (lambda of: jog(HOME, 9, 1.5, of), "angle", "2.66"),
-    (lambda of: park(HOME, HOME - 3 * (np.arange(J) == 7), World().limits._replace(low=LOW + 0.2)), "park", "-3"),
-    (lambda of: reset(World(), step(HOME), step(HOME + 5)), "reset.step[1]", "5"),
-    (lambda of: reset(World(), step(add=ZERO - 3)), "reset.step[0]", "-3.96"),
-    (lambda of: reset(World(), step(HIGH - 0.05, random=ZERO + 0.1)), "reset.step[0]", "3.09"),
-    (lambda of: reset(World(), step(LOW + 0.05, random=ZERO + 0.1)), "reset.step[0]", "-3.09"),
-    (lambda of: reset(World(), step(gripper=1.2, grippers=GRIPPERS)), "reset.step[0]", "1.2"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("make", "parameter", "named"),
+    [
+        (lambda of: jog(HOME, 14, 0.1, of), "joint", "14"),
+        (lambda of: jog(HOME, -1, 0.1, of), "joint", "-1"),
+        (lambda of: jog(HOME, 3, np.nan, of), "angle", "nan"),
+        (lambda of: jog(HOME, 9, 1.5, of), "angle", "2.66"),
+        (lambda of: park(HOME, HOME - 3 * (np.arange(J) == 7), World().limits._replace(low=LOW + 0.2)), "park", "-3"),
+        (lambda of: reset(World(), step(HOME), step(HOME + 5)), "reset.step[1]", "5"),
+        (lambda of: reset(World(), step(add=ZERO - 3)), "reset.step[0]", "-3.96"),
+        (lambda of: reset(World(), step(HIGH - 0.05, random=ZERO + 0.1)), "reset.step[0]", "3.09"),
+        (lambda of: reset(World(), step(LOW + 0.05, random=ZERO + 0.1)), "reset.step[0]", "-3.09"),
+        (lambda of: reset(World(), step(gripper=1.2, grippers=GRIPPERS)), "reset.step[0]", "1.2"),
+    ],
+)
 def test_a_goal_outside_the_limits_is_refused(make, parameter, named):
     with pytest.raises(ConfigError, match=naming(parameter, named)) as e:
         make(World().limits)
@@ -315,12 +318,15 @@ class Failing:
         return self.error  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize(("error", "state", "word"), [
-    (Resistance("4.1 N at joint 3"), "HOLD", "the motion met resistance: 4.1 N at joint 3"),
-    (KeyError("pose"), "STOPPED", "a motion failed"),
-    (np.full(J, np.nan), "STOPPED", "not 14 finite numbers"),
-    (np.zeros(3), "STOPPED", "not 14 finite numbers"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("error", "state", "word"),
+    [
+        (Resistance("4.1 N at joint 3"), "HOLD", "the motion met resistance: 4.1 N at joint 3"),
+        (KeyError("pose"), "STOPPED", "a motion failed"),
+        (np.full(J, np.nan), "STOPPED", "not 14 finite numbers"),
+        (np.zeros(3), "STOPPED", "not 14 finite numbers"),
+    ],
+)
 def test_a_motion_that_fails_brakes(error: object, state: str, word: str):
     world = World().ready()
     world.ask("reset", "controller", motion=Failing(error))
@@ -334,9 +340,12 @@ def test_a_motion_that_fails_brakes(error: object, state: str, word: str):
 
 
 def path_of(
-    way: Callable[[float], np.ndarray], ticks: int, world: World, late: Callable[[int], int] = lambda k: 0,
+    way: Callable[[float], np.ndarray],
+    ticks: int,
+    world: World,
+    late: Callable[[int], int] = lambda k: 0,
     lag: float = 0.0,
-):  # fmt: skip
+):
     """Stream `way`; returns set points and factors. `late`: passes that command k comes late; `lag`: s, of passes."""
     per = round(world.tick / world.dt)
     due = sorted((k * per + late(k), k) for k in range(ticks))
@@ -444,9 +453,11 @@ def test_a_robot_whose_limits_are_changed_moves_within_them():
 
 @settings(max_examples=examples(30))
 @given(
-    seed=st.integers(0, 2**32 - 1), name=st.sampled_from(sorted(PROFILES)), size=st.floats(-5, 0.5),
+    seed=st.integers(0, 2**32 - 1),
+    name=st.sampled_from(sorted(PROFILES)),
+    size=st.floats(-5, 0.5),
     moving=st.booleans(),
-)  # fmt: skip
+)
 def test_a_goal_that_is_held_is_reached_and_not_left(seed: int, name: str, size: float, moving: bool):
     rng = np.random.default_rng(seed)
     of, dt = profile(name)

@@ -49,8 +49,9 @@ class Pressed(FaultyArms):
 
 def reset(of: World, place: np.ndarray = THERE) -> Motion:
     steps = [Step(HOME + 0.1 * (np.arange(J) == 1), ZERO, ZERO), Step(place, ZERO, ZERO, gripper=0.2, grippers=(6,))]
-    return Reset(HOME, steps, of.limits, episode=0, rng=np.random.default_rng(0), effort=EFFORT, stands=0.0,
-                 grippers=GRIPPERS)  # fmt: skip
+    return Reset(
+        HOME, steps, of.limits, episode=0, rng=np.random.default_rng(0), effort=EFFORT, stands=0.0, grippers=GRIPPERS
+    )
 
 
 MOTIONS: dict[str, Callable[[World], Motion]] = {
@@ -113,8 +114,9 @@ def test_a_gripper_that_presses_leads_nothing_back():
     world = World(arms=Pressed()).ready()
     close = Step(STAY, ZERO, ZERO, gripper="close", grippers=(6,))
     hard = np.where(np.arange(J) == 6, 2.0, np.inf)
-    motion = Reset(HOME, [close], world.limits, episode=0, rng=np.random.default_rng(0), effort=hard, stands=0.0,
-                   grippers=GRIPPERS)  # fmt: skip
+    motion = Reset(
+        HOME, [close], world.limits, episode=0, rng=np.random.default_rng(0), effort=hard, stands=0.0, grippers=GRIPPERS
+    )
     world.ask("reset", "operator", motion=motion)
     world.until("HOLD")
     assert "joint 6 presses" in world.loop.machine.word

@@ -76,8 +76,11 @@ def rig(request, tmp_path, monkeypatch):
 
 
 def places(reading) -> list[float]:
-    return [*(reading.buttons or ()), *(() if reading.twist is None else reading.twist),
-            *(() if reading.joints is None else reading.joints)]  # fmt: skip
+    return [
+        *(reading.buttons or ()),
+        *(() if reading.twist is None else reading.twist),
+        *(() if reading.joints is None else reading.joints),
+    ]
 
 
 def test_a_lost_device_rests_and_is_opened_again_by_its_name(rig, caplog):

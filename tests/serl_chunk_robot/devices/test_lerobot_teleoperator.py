@@ -165,8 +165,10 @@ def test_feetechs_leaders_are_driven_with_limited_torque_and_released(ports, lea
     wait(lambda: permits(device, goal) or device.read().drive.phase == "keeps")
     assert port.torque == [1] * 6
     assert port.registers["Torque_Limit"] == [300] * 6
-    limited, on = (next(k for k, call in enumerate(port.calls) if call.startswith(name)) for name in
-                   ("Torque_Limit", "Torque_Enable"))  # fmt: skip
+    limited, on = (
+        next(k for k, call in enumerate(port.calls) if call.startswith(name))
+        for name in ("Torque_Limit", "Torque_Enable")
+    )
     assert limited < on
     np.testing.assert_allclose(device.read().joints, goal, atol=0.01)
     device.drive.end(1, "the actor ended it")

@@ -119,8 +119,9 @@ def test_a_grippers_reboot_is_done_while_the_robot_is_stopped(rig, monkeypatch):
     for value, message in (
         ("follower_left/elbow", "the arm falls while elbow reboots.*arm_is_supported"),
         ("follower_left/finger", "expected ARM/MOTOR of follower_left, follower_right and waist"),
-        ("gripper", "expected ARM/MOTOR"), (True, "expected ARM/MOTOR"),
-    ):  # fmt: skip
+        ("gripper", "expected ARM/MOTOR"),
+        (True, "expected ARM/MOTOR"),
+    ):
         with pytest.raises(DriverError, match=message):
             rig.driver.set("reboot", value)
     rig.driver.command(rig.driver.read().q, 0.02)

@@ -66,9 +66,11 @@ class RealSense(types.ModuleType):
     def get_color_frame(self):
         taken = 1e3 * (time.time() - self.age)
         return SimpleNamespace(
-            get_data=lambda: np.full((6, 8, 3), 7, np.uint8), get_frame_number=lambda: 42,
-            get_timestamp=lambda: taken, get_frame_timestamp_domain=lambda: self.domain,
-        )  # fmt: skip
+            get_data=lambda: np.full((6, 8, 3), 7, np.uint8),
+            get_frame_number=lambda: 42,
+            get_timestamp=lambda: taken,
+            get_frame_timestamp_domain=lambda: self.domain,
+        )
 
     def stop(self):
         self.stopped += 1
@@ -320,8 +322,11 @@ SERVE = "import sys; from serl_chunk_robot.main import main; sys.exit(main(['ser
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_no_process_of_a_camera_outlives_its_server(tmp_path, number):
     path = robot_file(tmp_path, *['driver = "fake"\nheight = 12\nwidth = 16'] * 2)
-    server = subprocess.Popen([sys.executable, "-c", SERVE, str(path)], stderr=subprocess.DEVNULL,
-                              env={**os.environ, "XDG_STATE_HOME": str(tmp_path)})  # fmt: skip
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVE, str(path)],
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "XDG_STATE_HOME": str(tmp_path)},
+    )
     try:
         with RobotClient(f"{HERE}:{load(path).port}", name="a", answer=20.0) as client:
             assert [name for name, *_ in client.cameras()] == ["c0", "c1"]

@@ -174,11 +174,17 @@ def test_quantities_are_set_by_a_thread_and_refused_by_name(cell):
         driver.set(name, value)
     wait(lambda: len(server.requests) == 5)
     assert server.requests == [
-        ("update_param", {"rotational_Ki": 0}), ("update_param", {"translational_stiffness": 2000}),
-        ("set_load", load), ("activate_gripper", None), ("clearerr", None),
-    ]  # fmt: skip
-    for name, value, why in (("params", "soft", "'soft' is none"), ("load", {"mass": 1}, "F_x_center"),
-                             ("gripper", "close", "expected 'activate'")):  # fmt: skip
+        ("update_param", {"rotational_Ki": 0}),
+        ("update_param", {"translational_stiffness": 2000}),
+        ("set_load", load),
+        ("activate_gripper", None),
+        ("clearerr", None),
+    ]
+    for name, value, why in (
+        ("params", "soft", "'soft' is none"),
+        ("load", {"mass": 1}, "F_x_center"),
+        ("gripper", "close", "expected 'activate'"),
+    ):
         with pytest.raises(DriverError, match=why):
             driver.set(name, value)
     server.errs = {"update_param"}
@@ -276,11 +282,13 @@ def test_a_server_that_hangs_or_repeats_itself_stops_the_robot_and_holds_no_pass
 @pytest.mark.parametrize(
     ("fails", "why"),
     [
-        ({"errs": {"pose"}}, "pose: HTTP 500"), ({}, "refused"), ({"answer": b"[" * 100_000}, "no state"),
+        ({"errs": {"pose"}}, "pose: HTTP 500"),
+        ({}, "refused"),
+        ({"answer": b"[" * 100_000}, "no state"),
         ({"answer": b'{"pose": [0, 0, 0, 0, 0, 0, 0]}'}, "no state"),
     ],
     ids=["errs", "refuse", "nested", "no state"],
-)  # fmt: skip
+)
 def test_a_server_that_fails_stops_the_robot_which_goes_on_once_it_is_back(cell, fails, why):
     at, server = cell.armed(), cell.server
     vars(server).update(fails)

@@ -21,7 +21,7 @@ from serl_chunk_robot.geometry.rotations import (
     matrix_of_quat,
     quat_of_euler,
     unwrapped,
-)  # fmt: skip
+)
 
 BODIES = ("shoulder_link", "upper_arm_link", "upper_forearm_link", "lower_forearm_link", "wrist_link", "gripper_link")
 JOINTS = ("waist", "shoulder", "elbow", "forearm_roll", "wrist_angle", "wrist_rotate")

@@ -361,8 +361,10 @@ def test_a_reset_is_solved_from_the_set_point_where_it_begins(tmp_path):
     assert [len(make("reset", {"episode": k}, start, limits)._todo) for k in (1, 2, 5)] == [1, 2, 2]
 
 
-@pytest.mark.parametrize(("key", "alone", "asked"), [("new_object = true", [], [1, 2]), ("every = 2", [2], [2]),
-                                                     ("every = 2\nnew_object = true", [2], [1, 2])])  # fmt: skip
+@pytest.mark.parametrize(
+    ("key", "alone", "asked"),
+    [("new_object = true", [], [1, 2]), ("every = 2", [2], [2]), ("every = 2\nnew_object = true", [2], [1, 2])],
+)
 def test_a_step_for_a_new_object_is_taken_on_request(tmp_path, key, alone, asked):
     file = of(tmp_path, SHORT + f"\n[[reset.step]]\ngripper = 'open'\n{key}")
     driver = load_driver(file)
@@ -453,9 +455,10 @@ def by_area(image, size, axis):
 
 
 @given(
-    st.tuples(st.integers(0, 5), st.integers(0, 4), st.integers(1, 3), st.integers(1, 2)), st.sampled_from(TURNS),
+    st.tuples(st.integers(0, 5), st.integers(0, 4), st.integers(1, 3), st.integers(1, 2)),
+    st.sampled_from(TURNS),
     st.sampled_from(("", *FLIPS)),
-)  # fmt: skip
+)
 def test_each_pixel_is_where_crop_rotation_and_flip_lead_it(crop, rotate, flip):
     view = View(crop, rotate, flip)
     x, y, width, height = crop
@@ -485,11 +488,14 @@ def test_a_resized_pixel_is_the_mean_of_its_area(height, width, rows, columns):
     ("values", "named"),
     [
         *(({"crop": x}, "within 8 x 6 pixels") for x in ([0, 0, 9, 2], [0, 5, 2, 2], [-1, 0, 2, 2], [0, 0, 0, 2])),
-        ({"crop": [0, 0, 2.0, 2]}, "4 whole numbers"), ({"rotate": 45}, "0, 90, 180 or 270"),
-        ({"rotate": True}, "0, 90, 180 or 270"), ({"flip": "both"}, "horizontal or vertical"),
-        ({"resize": [128]}, "2 whole numbers"), ({"resize": [0, 128]}, "above 0"),
+        ({"crop": [0, 0, 2.0, 2]}, "4 whole numbers"),
+        ({"rotate": 45}, "0, 90, 180 or 270"),
+        ({"rotate": True}, "0, 90, 180 or 270"),
+        ({"flip": "both"}, "horizontal or vertical"),
+        ({"resize": [128]}, "2 whole numbers"),
+        ({"resize": [0, 128]}, "above 0"),
     ],
-)  # fmt: skip
+)
 def test_a_view_that_cannot_be_is_refused_with_its_key(values, named):
     with pytest.raises(ConfigError, match=named) as raised:
         view_of(**values)

@@ -16,9 +16,12 @@ from serl_chunk_robot.safety.motion import Rates, SetPoint, Workspace, braked, p
 
 @settings(max_examples=examples(80))
 @given(
-    seed=st.integers(0, 2**32 - 1), name=st.sampled_from(sorted(PROFILES)), kind=st.sampled_from(GOALS),
-    arm=st.sampled_from(["follows", "lags", "blocked"]), brakes=st.booleans(),
-)  # fmt: skip
+    seed=st.integers(0, 2**32 - 1),
+    name=st.sampled_from(sorted(PROFILES)),
+    kind=st.sampled_from(GOALS),
+    arm=st.sampled_from(["follows", "lags", "blocked"]),
+    brakes=st.booleans(),
+)
 def test_no_goal_leads_beyond_a_limit(seed: int, name: str, kind: str, arm: str, brakes: bool):
     rng = np.random.default_rng(seed)
     of, dt = profile(name)
@@ -163,13 +166,14 @@ def reject(gate: Gate, sent: Command, first: bool = False) -> str:
 
 HOSTILE = {  # reason -> fields of a command
     "": [{}, {"age": 0.08}, *({"target": HOME.astype(kind)} for kind in (np.float32, ">f8"))],
-    "shape": [{"target": x} for x in (HOME[:-1], HOME[None], *map(HOME.astype, (int, object, complex)), HOME.tolist(),
-                                      None)],
+    "shape": [
+        {"target": x} for x in (HOME[:-1], HOME[None], *map(HOME.astype, (int, object, complex)), HOME.tolist(), None)
+    ],
     "not_finite": [{"target": np.full(J, np.nan)}, {"target": np.where(np.arange(J) == 5, -np.inf, HOME)}],
     "generation": [{"generation": x} for x in (2, 4, None)],
     "order": [{"number": x} for x in (-1, "7", None, float("nan"))],
     "age": [{"age": x} for x in (0.081, -0.081, float("nan"))],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("reason", "fields"), [(reason, each) for reason, rows in HOSTILE.items() for each in rows])

@@ -129,8 +129,10 @@ def test_the_machine_follows_rules_that_were_written_apart(begins: int, events: 
 
 
 def markdown() -> str:
-    ends = {"standing": "HOLD, HELD or STOPPED, as the event that braked says",
-            "done": "HOLD or HELD, as the event that moved it says"}  # fmt: skip
+    ends = {
+        "standing": "HOLD, HELD or STOPPED, as the event that braked says",
+        "done": "HOLD or HELD, as the event that moved it says",
+    }
     lines = ["| event | who | valid in -> leads to | word |", "|---|---|---|---|"]
     for event in EVENTS:
         rows = [row for row in TABLE if row.event == event]

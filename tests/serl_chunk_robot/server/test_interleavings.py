@@ -137,9 +137,11 @@ IN = {"command": (RUN, MOVE, HOLD, HELD, BRAKE), "frozen": (RUN, MOVE), "stale":
 ELSEWHERE = {(MOVE, "effort"), (RUN, "silence"), *((s, e) for s in (BRAKE, HOLD) for e in ("rejected", "lapses"))}
 STOPPING = [row for row in TABLE if row.next in (BRAKE, STOPPED) and (row.state, row.event) not in ELSEWHERE]
 CASES = [
-    pytest.param(row, act, id=f"{row.state}-{row.event}-{name}") for row in STOPPING
-    for name, act in ACTS[row.event].items() if row.state in IN.get(name, (row.state,))
-]  # fmt: skip
+    pytest.param(row, act, id=f"{row.state}-{row.event}-{name}")
+    for row in STOPPING
+    for name, act in ACTS[row.event].items()
+    if row.state in IN.get(name, (row.state,))
+]
 
 
 @pytest.mark.parametrize("seed", range(len(PROFILES)))

@@ -218,10 +218,13 @@ def test_changed_is_the_moment_of_the_last_picture_that_differed(monkeypatch, no
     sent.publisher.close()
 
 
-@pytest.mark.parametrize(("image", "stamp", "words"), [
-    (np.zeros((4, 6, 3), np.uint8), 1.0, r"must be uint8\[4, 5, 3\], got uint8\[4, 6, 3\]"),
-    (np.zeros((4, 5, 3), np.uint8), 1e12, "clock of `open`"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("image", "stamp", "words"),
+    [
+        (np.zeros((4, 6, 3), np.uint8), 1.0, r"must be uint8\[4, 5, 3\], got uint8\[4, 6, 3\]"),
+        (np.zeros((4, 5, 3), np.uint8), 1e12, "clock of `open`"),
+    ],
+)
 def test_a_frame_that_is_not_as_the_contract_says_is_an_error(monkeypatch, image, stamp, words):
     sent = Sent(monkeypatch, CameraSpec(4, 5))
     with pytest.raises(CameraError, match=words):

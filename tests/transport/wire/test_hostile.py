@@ -51,7 +51,7 @@ SOUND = {
     "manifest": Message("manifest", {**MANIFEST, **PolicyOrigin()._asdict()}, {}, 0),
     "pull": Message("pull", PIECES, {}, 0),
     "piece": Message("piece", PIECES, {"0": np.zeros(12, np.uint8)}, 0),
-}  # fmt: skip
+}
 DECODERS = {
     "hello": Hello.decode,
     "status": LearnerStatus.decode,
@@ -112,8 +112,11 @@ HOSTILE = [
     ("two steps", {HUMAN: np.zeros((1, 2), U1)}, HUMAN, "[0, 0]", 6),
     ("two steps", {"index/human_dims": np.array([0], I4)}, HUMAN, 5, "HUMAN"),  # the policy's step
     (
-        "two steps", {"index/human_dims/top": np.array([1], I4), "values/human_dims/top": np.ones((1, 2), U1)},
-        "human_dims/top", "human_dims", "images/",
+        "two steps",
+        {"index/human_dims/top": np.array([1], I4), "values/human_dims/top": np.ones((1, 2), U1)},
+        "human_dims/top",
+        "human_dims",
+        "images/",
     ),
     ("repeating", {"values/repeat/top": np.array([6], I4)}, "values/repeat/top", "before the step's own"),
     ("repeating", {"index/repeat/top": np.array([0, 1], I4)}, "values/repeat/top", 2),
@@ -141,7 +144,7 @@ HOSTILE = [
     ("pull", {"ranges": [[DIGEST, 0, 1000]] * 2}),
     ("piece", {"0": GONE}),
     ("piece", {"0": np.zeros(11, U1)}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("base", "changes", "named"), [(b, c, n) for b, c, *n in HOSTILE])

@@ -54,8 +54,9 @@ def add(folder: Path, name: str, out: Optional[Path] = None, *, operator: bool =
     except FileExistsError as e:
         raise ConfigError(f"{out} exists already. Choose another file with --out FILE.", parameter=name) from e
     except OSError as e:
-        raise ConfigError(f"{out} cannot be written: {e.strerror}. Choose another file with --out FILE.",
-                          parameter=name) from e  # fmt: skip
+        raise ConfigError(
+            f"{out} cannot be written: {e.strerror}. Choose another file with --out FILE.", parameter=name
+        ) from e
     try:
         curve.write(allowed, {"public": own.public, **role}, os.link)
     except OSError as e:

@@ -224,9 +224,10 @@ class RobotCheck:
         at = self._seen[-1]["q"][joint]
         if opened.status == OK and abs(at - (low + OPEN * span)) > 0.15 * span:
             opened = opened._replace(
-                status=FAIL, said=f"commanded to {low + OPEN * span:.3f} (open), and measured at {at:.3f}",
+                status=FAIL,
+                said=f"commanded to {low + OPEN * span:.3f} (open), and measured at {at:.3f}",
                 remedy="Correct the gripper's zero and scale in the driver: open is the upper limit.",
-            )  # fmt: skip
+            )
         self._jog(joint, began - self._seen[-1]["set_point"][joint])
         self._add(opened)
 

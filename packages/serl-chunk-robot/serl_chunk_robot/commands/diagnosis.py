@@ -111,8 +111,9 @@ def judge_answer(joint: int, before: Trace, moving: Trace, after: Trace, joints:
     sent, moved = float(to_set[joint] - from_set[joint]), to_q - from_q
     share = float(moved[joint] / sent)
     figures = {"commanded": sent, "measured": float(moved[joint]), "share": share}
-    quiet = np.array([OPENING * joints.unit(j) if j in joints.grippers else QUIET * np.radians(2) for j in
-                      range(len(moved))])  # fmt: skip
+    quiet = np.array(
+        [OPENING * joints.unit(j) if j in joints.grippers else QUIET * np.radians(2) for j in range(len(moved))]
+    )
     too = [int(j) for j in np.argsort(-np.abs(moved) / quiet) if j != joint and abs(moved[j]) > quiet[j]]
     went = f"{moved[joint]:+.4f} measured for {sent:+.4f} commanded"
     if too:
@@ -135,8 +136,9 @@ def judge_answer(joint: int, before: Trace, moving: Trace, after: Trace, joints:
                        "place in the command.", figures)  # fmt: skip
     if not ANSWERS[0] <= share <= ANSWERS[1]:
         scale = "the gripper's scale" if joint in joints.grippers else "the scale of this joint"
-        return Finding(name, FAIL, went, f"Correct {scale} in the driver: command and measurement need one unit.",
-                       figures)  # fmt: skip
+        return Finding(
+            name, FAIL, went, f"Correct {scale} in the driver: command and measurement need one unit.", figures
+        )
     return _judge_motion(Finding(name, OK, f"answers: {went}", "", figures), joint, moving)
 
 
@@ -152,14 +154,18 @@ def _judge_motion(found: Finding, joint: int, moving: Trace) -> Finding:
                "peak_effort": float(np.abs(moving.effort[:, joint]).max())}  # fmt: skip
     if not 0.5 <= integral / way <= 2.0:
         return found._replace(
-            status=FAIL, said=f"its velocity adds up to {integral:+.4f}, and it went {way:+.4f}", figures=figures,
+            status=FAIL,
+            said=f"its velocity adds up to {integral:+.4f}, and it went {way:+.4f}",
+            figures=figures,
             remedy="Correct unit and sign of dq in the driver: a joint that is too fast is stopped by it.",
-        )  # fmt: skip
+        )
     if lag > LAGS:
         return found._replace(
-            status=FAIL, said=f"follows {1e3 * lag:.0f} ms behind its set point", figures=figures,
+            status=FAIL,
+            said=f"follows {1e3 * lag:.0f} ms behind its set point",
+            figures=figures,
             remedy="Look at queues and profiles between driver and motor: limits allow 100 ms.",
-        )  # fmt: skip
+        )
     return found._replace(said=f"{found.said}, {1e3 * lag:.0f} ms behind", figures=figures)
 
 

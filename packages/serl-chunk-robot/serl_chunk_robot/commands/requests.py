@@ -127,8 +127,10 @@ def _ended(client: RobotClient, state: Dict[str, Any], pressed: List[int]) -> st
         if (state["state"], state["done"]) != ("STOPPED", motion) or not state["word"].startswith("torque off"):
             raise RobotError("the robot was not ended")
     except RobotError as e:
-        raise RobotError(f"{e}: it was last in {state['state']} ({state['word']}). Look at the cell, clear the robot "
-                         "if it is STOPPED, and run `end` again.") from e  # fmt: skip
+        raise RobotError(
+            f"{e}: it was last in {state['state']} ({state['word']}). Look at the cell, clear the robot "
+            "if it is STOPPED, and run `end` again."
+        ) from e
     return f"{state['state']}: {state['word']}"
 
 

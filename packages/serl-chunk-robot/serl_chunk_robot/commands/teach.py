@@ -37,8 +37,10 @@ def extremes(client: RobotClient, seconds: float, show: Callable[[str], None] = 
             stamp, fresh = state["stamp"], state["moment"]
         if state["moment"] - fresh > STALE:
             why = state["causes"].get("doubtful", "no new sample came")
-            raise RobotError(f"the measured state is not believed ({why}). Clear the robot, switch torque off, and "
-                             "move the arms more slowly.")  # fmt: skip
+            raise RobotError(
+                f"the measured state is not believed ({why}). Clear the robot, switch torque off, and "
+                "move the arms more slowly."
+            )
         if state["moment"] - shown > SHOWN:
             shown = state["moment"]
             left = ", ".join(str(j) for j in range(len(low)) if high[j] - low[j] < LEAST) or "none"
@@ -109,8 +111,10 @@ def _with_limits(text: str, path: Path, name: str, low: np.ndarray, high: np.nda
     header = re.search(rf"^\[profile\.{re.escape(name)}\][^\n]*\n", text, re.MULTILINE)
     if header is None:
         if re.search(rf"^(profile\.{re.escape(name)}\b|\[profile\])", text, re.MULTILINE):
-            raise ConfigError(f"{path} has it in another form than a table [profile.{name}]. Write it so.",
-                              parameter=f"profile.{name}")  # fmt: skip
+            raise ConfigError(
+                f"{path} has it in another form than a table [profile.{name}]. Write it so.",
+                parameter=f"profile.{name}",
+            )
         return text.rstrip("\n") + f"\n\n[profile.{name}]  # low and high: taught by hand\n{limits}"
     rest = text[header.end() :]
     body = re.split(r"^\[", rest, maxsplit=1, flags=re.MULTILINE)[0]

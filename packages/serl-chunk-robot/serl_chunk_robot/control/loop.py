@@ -193,8 +193,10 @@ class RobotLoop:
             )
 
     def shown_hold(self, now: float) -> str:
-        return (f"the robot is held by {self.machine.held_by} for {max(now - self._since, 0.0):.0f} s. Look at the "
-                "cell; then run `serl-chunk robot go`, or press the console's or the page's key to go on")  # fmt: skip
+        return (
+            f"the robot is held by {self.machine.held_by} for {max(now - self._since, 0.0):.0f} s. Look at the "
+            "cell; then run `serl-chunk robot go`, or press the console's or the page's key to go on"
+        )
 
     def reboot(self, motor: str, role: str, by: str, now: float) -> None:
         """Let the driver reboot one motor of a stopped or held robot, which is STOPPED then. No other torque changes.
@@ -207,8 +209,10 @@ class RobotLoop:
         if self.machine.state == HELD:
             self._apply("stop", OPERATOR, by=by, now=now)  # the motor does not hold meanwhile
         if self.machine.state != STOPPED:
-            raise Refused(f"reboot: the robot is in {self.machine.state}, and a motor is rebooted in STOPPED. Run "
-                          "`serl-chunk robot stop` first.")  # fmt: skip
+            raise Refused(
+                f"reboot: the robot is in {self.machine.state}, and a motor is rebooted in STOPPED. Run "
+                "`serl-chunk robot stop` first."
+            )
         try:
             self._driver.set("reboot", motor)
         except DriverError as e:
@@ -396,8 +400,9 @@ class RobotLoop:
         """
         machine, (now, began) = self.machine, self._last_pass or (0.0, self._clock())
         if self._at is not None and machine.state != STOPPED:
-            self._at = brake_alone(self._driver, self._at, self._gate.limits.rates, self._gate.dt,
-                                   began, GAP, self._clock, pause)  # fmt: skip
+            self._at = brake_alone(
+                self._driver, self._at, self._gate.limits.rates, self._gate.dt, began, GAP, self._clock, pause
+            )
         machine.fail(f"the server failed: {text_of(error)}")
         logger.critical("%s: %s", machine.state, machine.word)
         with contextlib.suppress(DriverError):

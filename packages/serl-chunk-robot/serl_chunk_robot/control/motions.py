@@ -73,8 +73,9 @@ class Step(NamedTuple):
             else:
                 nodes, what = lifted(arms, tip, place, self.lift, low, high), f"go {self.lift:g} m straight up"
             if nodes is None:
-                raise ConfigError(f"the tip of arm {tip} cannot {what} from where it is within the profile's limits",
-                                  parameter=name)  # fmt: skip
+                raise ConfigError(
+                    f"the tip of arm {tip} cannot {what} from where it is within the profile's limits", parameter=name
+                )
             if len(way) != len(nodes):
                 way = np.linspace(way[0], way[1], len(nodes))
             way[:, arms.joints[tip]] = nodes[:, arms.joints[tip]]

@@ -80,8 +80,9 @@ class Gello(PolledDevice):
                 remedy = "Is it plugged in? Run: ls /dev/serial/by-id"
             raise DeviceError(f"{self.name}: cannot be opened ({e}). {remedy}") from e
         if not opened:
-            raise DeviceError(f"{self._baud!r}, expected a rate of Dynamixel servos, such as 57600 or 1000000",
-                              parameter="baud")  # fmt: skip
+            raise DeviceError(
+                f"{self._baud!r}, expected a rate of Dynamixel servos, such as 57600 or 1000000", parameter="baud"
+            )
         self._group = sdk.GroupSyncRead(self._port, sdk.PacketHandler(PROTOCOL), POSITION, LENGTH)
         for servo in self._ids:
             self._group.addParam(servo)
@@ -91,8 +92,10 @@ class Gello(PolledDevice):
                 break
         else:
             missing = next((i for i in self._ids if not self._group.data_dict.get(i)), self._ids[0])
-            raise DeviceError(f"{self.name}: no answer of servo {missing} at {self._baud} baud. "
-                              "Check their power, ids and baud rate with Dynamixel Wizard")  # fmt: skip
+            raise DeviceError(
+                f"{self.name}: no answer of servo {missing} at {self._baud} baud. "
+                "Check their power, ids and baud rate with Dynamixel Wizard"
+            )
         joints = self._signs * (angles[: len(self._signs)] - self._offsets)
         self._turns = np.round(joints / math.tau) * math.tau
         self._take(angles)

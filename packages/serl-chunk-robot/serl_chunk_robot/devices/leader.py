@@ -19,9 +19,11 @@ EXACT = 1e-3  # rad: a node reports -pi of motors that do not answer
 
 
 def leaders_ros1(
-    *, arms: Sequence[str] = ("master_left", "master_right"), gripper_closed: float = -0.6842,
+    *,
+    arms: Sequence[str] = ("master_left", "master_right"),
+    gripper_closed: float = -0.6842,
     gripper_open: float = 0.3083,
-) -> LeaderArms:  # fmt: skip
+) -> LeaderArms:
     """Open the leaders of ROS 1. The defaults are those of the first ALOHA.
 
     Args:
@@ -32,9 +34,11 @@ def leaders_ros1(
 
 
 def leaders_ros2(
-    *, arms: Sequence[str] = ("leader_left", "leader_right"), gripper_closed: float = -0.0552,
+    *,
+    arms: Sequence[str] = ("leader_left", "leader_right"),
+    gripper_closed: float = -0.0552,
     gripper_open: float = 0.8298,
-) -> LeaderArms:  # fmt: skip
+) -> LeaderArms:
     """Open the leaders of ROS 2. The defaults are those of ALOHA 2; else as `leaders_ros1`."""
     return LeaderArms(Ros2(), arms, Gripper(gripper_closed, gripper_open))
 
@@ -62,8 +66,9 @@ class LeaderArms:
         if isinstance(arms, str) or not arms or len({*arms}) < len(arms):
             raise DeviceError(f"{arms!r}, expected a list of different names of nodes", parameter="arms")
         if gripper.closed == gripper.open:
-            raise DeviceError(f"{gripper.open!r} twice, expected two angles in rad",
-                              parameter="gripper_closed, gripper_open")  # fmt: skip
+            raise DeviceError(
+                f"{gripper.open!r} twice, expected two angles in rad", parameter="gripper_closed, gripper_open"
+            )
         self.name = " ".join(arms)
         self._ros, self._arms, self._gripper, self._clock = ros, tuple(arms), gripper, clock
         self._stamps = {arm: StampMap() for arm in self._arms}

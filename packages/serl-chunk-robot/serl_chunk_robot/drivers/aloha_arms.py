@@ -187,8 +187,9 @@ class AlohaArms(StampedDriver):
         faults = [fault for arm in self._arms for fault in self._hardware.get(arm, ())]
         faults += [self._publishes(arm) for arm in self._arms if self._others.get(arm)]
         faults += [f"{motor} reboots" for motor in self._rebooting]
-        faults += [f"{arm}: its node is gone, or was launched again and is checked" for arm in self._arms
-                   if arm in self._gone]  # fmt: skip
+        faults += [
+            f"{arm}: its node is gone, or was launched again and is checked" for arm in self._arms if arm in self._gone
+        ]
         faults += list(self._failed.values())
         if time.monotonic() - self._busy > HANGS:
             faults.append(f"ROS has not answered for {HANGS:g} s")
@@ -362,8 +363,10 @@ class AlohaArms(StampedDriver):
                     f"{arm}: the {what} limit of {JOINTS[joint]} is {limits[joint]:.3f}, expected {ours[joint]:.3f}. "
                     "It is no ViperX 300 s: did you name a leader?"
                 )
-        for part, mode, valid in (("arm", info.mode, ("position",)),
-                                  ("gripper", gripper.mode, ("current_based_position", "position"))):  # fmt: skip
+        for part, mode, valid in (
+            ("arm", info.mode, ("position",)),
+            ("gripper", gripper.mode, ("current_based_position", "position")),
+        ):
             if mode not in valid:
                 raise DriverError(
                     f"{arm}: its {part} is in mode {mode!r}, expected {valid[0]!r}. Put the arm in its sleep pose, as "
@@ -372,8 +375,10 @@ class AlohaArms(StampedDriver):
         for register in ("Profile_Velocity", "Profile_Acceleration"):
             set_to = {motor: n for motor, n in self._registers(arm, register).items() if n and motor != "gripper"}
             for motor, n in set_to.items():
-                raise DriverError(f"{arm}/{motor}: {register} is {n}, expected 0: it would lag behind set points. "
-                                  f"Call /{arm}/set_motor_registers.")  # fmt: skip
+                raise DriverError(
+                    f"{arm}/{motor}: {register} is {n}, expected 0: it would lag behind set points. "
+                    f"Call /{arm}/set_motor_registers."
+                )
         return True
 
     def _publishes(self, arm: str) -> str:

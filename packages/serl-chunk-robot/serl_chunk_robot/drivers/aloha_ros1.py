@@ -18,9 +18,11 @@ OF_ROS = ("rosgraph", "rosout", "rospy")  # loggers of ROS itself
 
 
 def aloha_ros1(
-    *, arms: Sequence[str] = ("puppet_left", "puppet_right"), gripper_closed: float = -0.6213,
+    *,
+    arms: Sequence[str] = ("puppet_left", "puppet_right"),
+    gripper_closed: float = -0.6213,
     gripper_open: float = 1.4910,
-) -> AlohaArms:  # fmt: skip
+) -> AlohaArms:
     """Make the driver. The defaults are those of the first ALOHA.
 
     Args:
@@ -54,8 +56,9 @@ class Ros1:
             ) from e
         uri = rosgraph.get_master_uri()
         if not _reachable(uri):  # rospy would wait for it without end
-            raise DriverError(f"{uri}: no ROS master answers. Start roscore or the arms' launch file, or set "
-                              "ROS_MASTER_URI.")  # fmt: skip
+            raise DriverError(
+                f"{uri}: no ROS master answers. Start roscore or the arms' launch file, or set ROS_MASTER_URI."
+            )
         try:
             # A name of its own: the master ends a node whose name another one takes.
             with _logging_kept():

@@ -14,9 +14,11 @@ DEPTH = 10  # set points that wait in the middleware, so that none replaces anot
 
 
 def aloha_ros2(
-    *, arms: Sequence[str] = ("follower_left", "follower_right"), gripper_closed: float = 0.6197,
+    *,
+    arms: Sequence[str] = ("follower_left", "follower_right"),
+    gripper_closed: float = 0.6197,
     gripper_open: float = 1.6214,
-) -> AlohaArms:  # fmt: skip
+) -> AlohaArms:
     """Make the driver. The defaults are those of ALOHA 2.
 
     Args:

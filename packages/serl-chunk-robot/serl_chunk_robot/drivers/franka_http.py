@@ -350,8 +350,10 @@ class _Arm:
         try:
             self._take_state()
         except FAILED as e:
-            raise DriverError(f"{self._http.url}: no state of a robot ({why(e)}). Start HIL-SERL's franka_server.py "
-                              "there with --gripper_type, or correct the URL") from e  # fmt: skip
+            raise DriverError(
+                f"{self._http.url}: no state of a robot ({why(e)}). Start HIL-SERL's franka_server.py "
+                "there with --gripper_type, or correct the URL"
+            ) from e
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._run, self.orders.run)]
         for thread in self._threads:
             thread.start()
@@ -442,8 +444,10 @@ class _Arm:
             if self._tried <= self._recoveries:
                 self.recover()
             else:
-                self._failures.lasting = (f"{self._http.url}: the arm stands still while its targets go on, and "
-                                          f"{self._recoveries} error recoveries did not help")  # fmt: skip
+                self._failures.lasting = (
+                    f"{self._http.url}: the arm stands still while its targets go on, and "
+                    f"{self._recoveries} error recoveries did not help"
+                )
 
 
 def _each(name: str, value: Any, arms: int) -> List[Dict[str, Any]]:

@@ -185,8 +185,10 @@ def _make(family: str, kind: str, params: Mapping[str, Any], needed: Mapping[str
     broken = _register(family, configs, kind)
     known = configs.get_known_choices()
     if kind not in known:
-        raise DriverError(f"type: {kind!r} is no {family} of LeRobot that can be used here, expected one of "
-                          f"{', '.join(sorted(known))}. Not imported: {'; '.join(broken) or 'none'}")  # fmt: skip
+        raise DriverError(
+            f"type: {kind!r} is no {family} of LeRobot that can be used here, expected one of "
+            f"{', '.join(sorted(known))}. Not imported: {'; '.join(broken) or 'none'}"
+        )
     try:
         config = draccus.decode(configs, {**params, "type": kind})
         _set(config, params, needed)
@@ -197,8 +199,9 @@ def _make(family: str, kind: str, params: Mapping[str, Any], needed: Mapping[str
         raise
     except Exception as e:  # of draccus and of LeRobot's own code
         valid = ", ".join(field.name for field in dataclasses.fields(known[kind]))
-        raise DriverError(f"{kind}: it cannot be made ({why(e)}). Correct its params (valid: {valid}); "
-                          "lerobot-find-port finds a port") from e  # fmt: skip
+        raise DriverError(
+            f"{kind}: it cannot be made ({why(e)}). Correct its params (valid: {valid}); lerobot-find-port finds a port"
+        ) from e
 
 
 def _register(family: str, config: Any, kind: str) -> List[str]:

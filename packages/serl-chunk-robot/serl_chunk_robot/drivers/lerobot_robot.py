@@ -242,8 +242,9 @@ class LeRobotArms(StampedDriver):
         for name, value in action.items():
             if not abs(sent[name] - value) <= OTHER:
                 what = f"LeRobot sent {sent[name]:.2f} instead of {value:.2f}"
-                self._failures.lasting = (f"{name}: {what}. Remove max_relative_target of its params: the profiles "
-                                          "limit motion here")  # fmt: skip
+                self._failures.lasting = (
+                    f"{name}: {what}. Remove max_relative_target of its params: the profiles limit motion here"
+                )
 
     def _look_at_torque(self) -> None:
         self._off = tuple(arm.prefix + motor for arm in self._arms for motor in lerobot.without_torque(arm))
@@ -267,8 +268,9 @@ class LeRobotArms(StampedDriver):
     def _check_joints(self) -> None:
         """Raise DriverError where LeRobot's robot has other joints, or units that the driver does not know."""
         self._joints.check(self._type, self._robot)
-        modes = {arm.prefix + name: motor.norm_mode.value for arm in self._arms for name, motor in
-                 arm.bus.motors.items()}  # fmt: skip
+        modes = {
+            arm.prefix + name: motor.norm_mode.value for arm in self._arms for name, motor in arm.bus.motors.items()
+        }
         for joint, gripper in zip(self._joints.names, self._joints.gripper):
             if self._degrees and modes.get(joint) != (lerobot.SHARE if gripper else lerobot.DEGREES):
                 raise DriverError(f"{joint}: its unit is {modes.get(joint)}. {lerobot.WRITE_SCALE}")

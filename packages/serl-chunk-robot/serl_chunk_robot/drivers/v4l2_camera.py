@@ -85,9 +85,11 @@ class V4L2Camera:
         cv2, wanted = self._cv2, self._spec
         self._capture.set(cv2.CAP_PROP_FOURCC, cv2.VideoWriter_fourcc(*self._fourcc))  # first: sizes depend on it
         for prop, value in (
-            (cv2.CAP_PROP_FRAME_WIDTH, wanted.width), (cv2.CAP_PROP_FRAME_HEIGHT, wanted.height),
-            (cv2.CAP_PROP_FPS, self._fps), (cv2.CAP_PROP_BUFFERSIZE, BUFFERS),
-        ):  # fmt: skip
+            (cv2.CAP_PROP_FRAME_WIDTH, wanted.width),
+            (cv2.CAP_PROP_FRAME_HEIGHT, wanted.height),
+            (cv2.CAP_PROP_FPS, self._fps),
+            (cv2.CAP_PROP_BUFFERSIZE, BUFFERS),
+        ):
             self._capture.set(prop, value)
         get = self._capture.get
         letters = int(get(cv2.CAP_PROP_FOURCC)).to_bytes(4, "little").decode(errors="replace")

@@ -151,13 +151,17 @@ def checked(file: RobotFile, spec: DriverSpec, q: Optional[np.ndarray] = None) -
         raise unknown("start", file.start, list(file.profiles), what)
     slowest = max(RANGES["rate"].low, 1 / spec.tick)
     if file.rate is not None and not slowest <= file.rate <= spec.rate:
-        raise ConfigError(f"{file.rate:g} Hz in {file.path}, expected {slowest:g} to {spec.rate:g} Hz, "
-                          "which the driver can", parameter="rate")  # fmt: skip
+        raise ConfigError(
+            f"{file.rate:g} Hz in {file.path}, expected {slowest:g} to {spec.rate:g} Hz, which the driver can",
+            parameter="rate",
+        )
     for name, profile in file.profiles.items():
         limits = profile.limits
         if len(limits.low) != len(spec.low):
-            raise ConfigError(f"{len(limits.low)} joints in {file.path}, expected the driver's {len(spec.low)}",
-                              parameter=f"profile.{name}")  # fmt: skip
+            raise ConfigError(
+                f"{len(limits.low)} joints in {file.path}, expected the driver's {len(spec.low)}",
+                parameter=f"profile.{name}",
+            )
         for key, beyond, value, bound in (
             ("low", limits.low < np.array(spec.low), limits.low, spec.low),
             ("high", limits.high > np.array(spec.high), limits.high, spec.high),
@@ -165,17 +169,21 @@ def checked(file: RobotFile, spec: DriverSpec, q: Optional[np.ndarray] = None) -
         ):
             if beyond.any():
                 j = int(np.argmax(beyond))
-                raise ConfigError(f"{value[j]:g} of joint {j} in {file.path} is beyond the driver's {bound[j]:g}",
-                                  parameter=f"profile.{name}.{key}")  # fmt: skip
+                raise ConfigError(
+                    f"{value[j]:g} of joint {j} in {file.path} is beyond the driver's {bound[j]:g}",
+                    parameter=f"profile.{name}.{key}",
+                )
     check_poses(file, spec)
     if q is not None:
         limits = file.profiles[file.start].limits
         outside = np.maximum(limits.low - q, q - limits.high)
         if not outside.max() <= HAIR:
             j = int(np.argmax(np.where(np.isnan(outside), np.inf, outside)))
-            raise ConfigError(f"joint {j} is at {q[j]:.3f}, expected {limits.low[j]:g} to {limits.high[j]:g}. Move it "
-                              f"there by hand, or widen the limits in {file.path}.",
-                              parameter=f"profile.{file.start}")  # fmt: skip
+            raise ConfigError(
+                f"joint {j} is at {q[j]:.3f}, expected {limits.low[j]:g} to {limits.high[j]:g}. Move it "
+                f"there by hand, or widen the limits in {file.path}.",
+                parameter=f"profile.{file.start}",
+            )
 
 
 def load_driver(file: RobotFile) -> Driver:
@@ -486,5 +494,7 @@ class _Way:
 
     def _wrong(self, name: str, what: str) -> ConfigError:
         ends = ": `end` could not park under it" if name == "park" else ""
-        return ConfigError(f"{name}: {what}{ends}. Widen the profile's limits in {self._file.path}, or change {name}",
-                           parameter=f"profile.{self._profile.name}")  # fmt: skip
+        return ConfigError(
+            f"{name}: {what}{ends}. Widen the profile's limits in {self._file.path}, or change {name}",
+            parameter=f"profile.{self._profile.name}",
+        )

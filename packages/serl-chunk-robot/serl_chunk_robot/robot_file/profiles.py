@@ -125,8 +125,10 @@ def _read_limits(table: Table, base: Limits, chains: object, grippers: Sequence[
     if "workspace" not in table.values:
         return limits
     if chains is None:
-        raise ConfigError(f"needs the arms' kinematics, and {table.file} has no table [kinematics]. Add it.",
-                          parameter=table.dotted("workspace"))  # fmt: skip
+        raise ConfigError(
+            f"needs the arms' kinematics, and {table.file} has no table [kinematics]. Add it.",
+            parameter=table.dotted("workspace"),
+        )
     space = table.table("workspace", WORKSPACE)
     low, high = (space.vector(key, 3, RANGES["workspace"]) for key in ("low", "high"))
     if (low >= high).any():

@@ -119,8 +119,9 @@ def read_toml(path: Path, valid: Sequence[str]) -> Table:
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as e:
-        raise ConfigError(f"not readable ({e.strerror or e}). Pass the path of a robot's TOML file.",
-                          parameter=str(path)) from e  # fmt: skip
+        raise ConfigError(
+            f"not readable ({e.strerror or e}). Pass the path of a robot's TOML file.", parameter=str(path)
+        ) from e
     except ValueError as e:  # of TOML, or of UTF-8
         raise ConfigError(f"no TOML file ({e})", parameter=str(path)) from e
     return Table(path, "", values, valid)

@@ -169,9 +169,11 @@ class Admission:
             if len(self._lines) < LOGGED or now - self._lines[0] > LOGGED_PER:
                 self._lines.append(now)
                 logger.warning(
-                    "refused the key %s from %s; %d so far", curve.fingerprint(public),
-                    address.decode(errors="replace"), self.refused,
-                )  # fmt: skip
+                    "refused the key %s from %s; %d so far",
+                    curve.fingerprint(public),
+                    address.decode(errors="replace"),
+                    self.refused,
+                )
         status = b"200" if admitted else b"500" if self._failed else b"400"
         user = public.encode() if admitted else b""
         self._socket.send_multipart([client, empty, version, request, status, b"", user, b""])

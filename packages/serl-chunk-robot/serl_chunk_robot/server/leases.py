@@ -65,8 +65,10 @@ class Lease:
         holder = self.holder, self.process
         if self.holder and holder != (client.name, client.process):
             who = f"another process of {self.holder}" if self.holder == client.name else self.holder
-            raise Refused(f"{who} controls the robot. Wait until it drops the lease, end it, or let an operator run "
-                          "`serl-chunk robot take`.")  # fmt: skip
+            raise Refused(
+                f"{who} controls the robot. Wait until it drops the lease, end it, or let an operator run "
+                "`serl-chunk robot take`."
+            )
         moved = bool(self.holder) and self.connection != connection
         self.holder, self.process, self.connection, self._heard = client.name, client.process, connection, now
         return moved
@@ -82,8 +84,10 @@ class Lease:
         if not self.holder:
             raise Refused("go: no actor holds the lease. Start the actor first; it waits for go.")
         if (name, process) != (self.holder, self.process):
-            raise Refused(f"go: {self.holder} (process {self.process}) controls the robot now, not {name or 'no one'} "
-                          f"(process {process or 'none'}). Look at it, and say go again.")  # fmt: skip
+            raise Refused(
+                f"go: {self.holder} (process {self.process}) controls the robot now, not {name or 'no one'} "
+                f"(process {process or 'none'}). Look at it, and say go again."
+            )
 
     def renew(self, connection: bytes, now: float) -> None:
         """A message came; the holder's renews the lease."""

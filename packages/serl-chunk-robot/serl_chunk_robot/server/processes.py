@@ -103,9 +103,11 @@ class _Process:
             os.set_blocking(self.pipe, False)
             # A session of its own: Ctrl-C at the server's terminal is for the server, which ends it.
             self.process = subprocess.Popen(
-                [sys.executable, "-m", self._child.module, str(theirs)], stdin=subprocess.PIPE,
-                pass_fds=(theirs, *self._child.descriptors), start_new_session=True,
-            )  # fmt: skip
+                [sys.executable, "-m", self._child.module, str(theirs)],
+                stdin=subprocess.PIPE,
+                pass_fds=(theirs, *self._child.descriptors),
+                start_new_session=True,
+            )
         except OSError as e:
             os.close(self.pipe)
             self._retry(str(e))

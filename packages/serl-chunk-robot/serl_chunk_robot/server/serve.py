@@ -140,8 +140,10 @@ def prioritise() -> bool:
         logger.warning(
             "the control loop has no real-time priority (%s): other programs may delay it until the robot is stopped. "
             "Add the line '%s - rtprio %d' to /etc/security/limits.d/robot.conf and log in anew.",
-            refused, os.environ.get("USER", "USER"), PRIORITY,
-        )  # fmt: skip
+            refused,
+            os.environ.get("USER", "USER"),
+            PRIORITY,
+        )
     return not refused
 
 

@@ -151,9 +151,11 @@ class RobotServer:
         self._motions, self._drives, self._park = motions, drives or Drives(), park
         self._history = history or History(None)
         self._greeting: Dict[str, Any] = {
-            "robot": spec.name, "spec": spec._asdict(), "cameras": [list(each) for each in cameras],
+            "robot": spec.name,
+            "spec": spec._asdict(),
+            "cameras": [list(each) for each in cameras],
             "devices": [list(each) for each in devices],
-        }  # fmt: skip
+        }
         self.loop = RobotLoop(
             driver, gate, measured=measured, tick=spec.tick, on_transition=self._transition, needs_go=needs_go,
             clock=boot_time if clock is monotonic else clock,
@@ -450,8 +452,10 @@ class RobotServer:
             detail = self._lease.holder
         if event in MOTIONS:
             if (at := self.loop.set_point) is None or self.loop.machine.state == STOPPED:
-                raise Refused(f"{event}: the robot is {self.loop.machine.state} ({self.loop.machine.word}). Look at "
-                              "the cell, and run `serl-chunk robot clear` first")  # fmt: skip
+                raise Refused(
+                    f"{event}: the robot is {self.loop.machine.state} ({self.loop.machine.word}). Look at "
+                    "the cell, and run `serl-chunk robot clear` first"
+                )
             arguments = {k: v for k, v in values.items() if k not in ("op", "id", "generation", "stamp", "held")}
             try:
                 motion = self._motions("park" if event == "end" else event, arguments, at, self._profile.limits)

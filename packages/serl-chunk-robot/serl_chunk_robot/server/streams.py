@@ -90,10 +90,11 @@ def device_children(
 ) -> List[Child]:  # fmt: skip
     """Return the processes of the devices. `permits`: device -> descriptor of `Drives`; else as in `Job`."""
     return [
-        Job.of("device", [(each.name, each.port, ())], each.source, host, keys, run,
-               permits=permits.get(each.name, -1)).child()
+        Job.of(
+            "device", [(each.name, each.port, ())], each.source, host, keys, run, permits=permits.get(each.name, -1)
+        ).child()
         for each in devices
-    ]  # fmt: skip
+    ]
 
 
 class Publisher:

@@ -154,8 +154,9 @@ class _MsgpackNumpy(Dialect):
     dtypes: ClassVar[Dict[str, str]] = {np.dtype(name).str: name for name in codec.NAMES if name != "float16"}
     marks = frozenset({b"nd"})
     _fields: ClassVar[Dict[bool, FrozenSet[bytes]]] = {
-        True: frozenset({b"nd", b"type", b"kind", b"shape", b"data"}), False: frozenset({b"nd", b"type", b"data"})
-    }  # fmt: skip
+        True: frozenset({b"nd", b"type", b"kind", b"shape", b"data"}),
+        False: frozenset({b"nd", b"type", b"data"}),
+    }
 
     def written(self, value: Any) -> Any:
         if isinstance(value, np.generic):
