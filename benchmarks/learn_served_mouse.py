@@ -53,11 +53,12 @@ STOOD = 1.0  # s around a tick after which the robot did not follow: a device co
 YIELDS = 10  # niceness of the learner: a robot PC has processors of its own
 COLUMNS, ROWS = 100, 16
 TRAINS = ("actor.clock=realtime", "actor.intervention=spacemouse")
-# Hands of a human are slower than the script, and let a policy stand still for a second and a half.
+# Hands of a human are slower than the script.
 LEARNS = (
-    "learner.max_steps=3000", "robot.max_episode_steps=250", "replay.exclude_before_takeover=2.0",
+    "learner.max_steps=3000",
+    "robot.max_episode_steps=250",
     "agent.bc_joint_noise=0.8",  # about 0.05 rad, of which the recorded figures are
-)  # fmt: skip
+)
 
 
 @contextlib.contextmanager
@@ -112,9 +113,7 @@ def train(out: Path, run: Path, demos: Path, seed: int, settings: list[str]) -> 
                 if actor.poll() is not None:
                     raise SystemExit("\n".join(screen.picture.shown()))
                 time.sleep(0.1)
-            operator = SimulatedOperator(
-                robot.address, folder / "mouse.sock", screen.picture.shown, screen.type, seed
-            )  # fmt: skip
+            operator = SimulatedOperator(robot.address, folder / "mouse.sock", screen.picture.shown, screen.type, seed)
             operator.run(lambda: actor.poll() is not None)
             codes = actor.wait(), training.wait(600)
         seconds = time.monotonic() - began

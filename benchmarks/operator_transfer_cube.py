@@ -166,8 +166,6 @@ class Method(NamedTuple):
 POLICY = ("agent.bc_joint_noise=0.7",)  # about 0.03 rad, of which the recorded figures are
 LEARNER = ("learner.max_steps=36000", "learner.utd_ratio=0.5", "learner.checkpoint_period=5000",
            "learner.keep_checkpoints=20", "learner.pretrain_steps=6000", "learner.warmup_episodes=5")  # fmt: skip
-# The operator waits for 1.5 s and takes 0.4 s more: a policy that stands still is not to be imitated.
-OURS = ("replay.exclude_before_takeover=3.0",)
 # Sizes and averages of our policy, which the presets do not have.
 CLONE = ("agent.flow.hidden=256,256", "agent.flow.steps=5", "agent.policy_updates=3", "agent.policy_ema=0.999",
          "chunk.horizon=10")  # fmt: skip
@@ -175,7 +173,7 @@ OFFLINE = ("learner.pretrain_steps=12000", "learner.max_steps=1", "learner.warmu
            "learner.training_starts=0", "learner.critic_pretrain_steps=0",
            "actor.max_human_ticks=1")  # fmt: skip
 METHODS = {
-    "ours": Method(None, (*LEARNER, *POLICY, *OURS)),
+    "ours": Method(None, (*LEARNER, *POLICY)),
     "hg-dagger": Method("hg-dagger", (*CLONE, *POLICY, *LEARNER)),
     "bc": Method("bc", (*CLONE, *POLICY, *OFFLINE)),
     # With `more_demonstrations`, and without moved joints.
@@ -267,9 +265,10 @@ def human_share(episodes: list[dict[str, Any]]) -> dict[str, float]:
     """Return the operator's ticks, and their share of the last episodes of training."""
     last = episodes[-LAST:]
     return {
-        "episodes": len(episodes), "human_ticks": episodes[-1]["human_ticks"] if episodes else 0,
+        "episodes": len(episodes),
+        "human_ticks": episodes[-1]["human_ticks"] if episodes else 0,
         "last_share": sum(e["intervention_steps"] for e in last) / sum(e["episode/l"] for e in last) if last else 0.0,
-    }  # fmt: skip
+    }
 
 
 def draw_demonstrations(demos: Path, path: Path) -> None:

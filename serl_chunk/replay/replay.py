@@ -64,7 +64,7 @@ class Replay:
 
     def __init__(
         self, spec: RobotSpec, config: ExperimentConfig, preprocess: Preprocess,
-        *, bc_on: BcOn = "+successes", embed: Embedder | None = None,
+        *, bc_on: BcOn, embed: Embedder | None = None,
     ) -> None:  # fmt: skip
         cameras = preprocess.cameras
         for name in ("capacity", "image_capacity") if cameras or embed is not None else ("capacity",):

@@ -161,8 +161,9 @@ class Run:
             amends = (
                 Amend(episode, Outcome.SUCCESS, "operator", True, 16.0),
                 Amend(episode, Outcome.FAILURE, "operator", terminated),
-                Amend(episode, Outcome.UNKNOWN, "operator", False), Amend(episode, discard=True),
-            )  # fmt: skip
+                Amend(episode, Outcome.UNKNOWN, "operator", False),
+                Amend(episode, discard=True),
+            )
             self._insert(session, amends[int(self.rng.integers(len(amends)))])
 
     def shard(self) -> None:

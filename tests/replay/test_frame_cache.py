@@ -49,7 +49,7 @@ def test_ten_times_the_bound_is_sampled_within_the_bound():
     spec = dataclasses.replace(SPEC, cameras=(camera,))
     frame, bound, demos = 32 * 32 * 3, 400_000, []
     cfg = config(frame_cache_bytes=bound, image_capacity=50)
-    replay = Replay(spec, cfg, preprocess(cfg, ("a",), spec))
+    replay = Replay(spec, cfg, preprocess(cfg, ("a",), spec), bc_on="+successes")
     for k in range(44):  # 1,320 frames: image_capacity is for those that are held
         e = coded(k, 30, "success", demonstration=True).episode()
         images = RNG(k).integers(0, 256, (30, 32, 32, 3), np.uint8)
@@ -183,7 +183,7 @@ def scaled_and_recorded(cfg, **changes):
     """A replay whose agent reads `SMALLER`, and one that reads what is recorded."""
     recorded = preprocess(cfg, ("a", "b"))
     scaled = dataclasses.replace(recorded, cameras=SMALLER)
-    return Replay(SPEC, cfg, scaled, **changes), Replay(SPEC, cfg, recorded)
+    return Replay(SPEC, cfg, scaled, bc_on="+successes", **changes), Replay(SPEC, cfg, recorded, bc_on="+successes")
 
 
 def as_jpeg(record):

@@ -32,7 +32,7 @@ def filled() -> dict[str, float]:
     images = {f"images/{c}": RNG(0).integers(0, 256, (40, side, side, 3), np.uint8) for c in "ab"}
     sparse = {key: SparseRows(np.arange(39), v[:39]) for key, v in images.items()}
     before = resident()
-    replay = Replay(spec, cfg, preprocess(cfg, ("a", "b"), spec))
+    replay = Replay(spec, cfg, preprocess(cfg, ("a", "b"), spec), bc_on="demo")
     made = resident() - before
     for k in range(80):  # twice round the ring
         episode = coded(k, 39)

@@ -117,10 +117,12 @@ def test_steps_that_repeat_or_skip_and_arrays_of_another_robot_are_refused():
             replay.insert("s", record)
     assert replay.insert("s", block).steps == 2  # nothing was spoilt
     for record, named in (
-        (block, (0, 2)), (StepBlock.from_steps("e0", [episode.step(3)]), (3, 2)), (episode.end_record(), (12, 2)),
+        (block, (0, 2)),
+        (StepBlock.from_steps("e0", [episode.step(3)]), (3, 2)),
+        (episode.end_record(), (12, 2)),
         (Amend("e0", outcome=Outcome.SUCCESS), ("amended",)),
         (End("e0", 2, {"state": np.zeros(2, np.float32)}, True, False, Outcome.SUCCESS), ("state", "(2,)", "(3,)")),
-    ):  # fmt: skip
+    ):
         with pytest.raises(DataError, match=naming("e0", *named)):
             replay.insert("s", record)
     assert replay.insert("s", StepBlock.from_steps("e0", [episode.step(2)])).steps == 1
@@ -173,12 +175,15 @@ def test_an_episode_longer_than_the_ring_is_dropped_whole():
     assert replay.ready.windows > 0
 
 
-@pytest.mark.parametrize(("values", "cameras", "named"), [
-    ({"capacity": LIMIT}, (), ("replay.capacity", LIMIT, LIMIT + 1)),
-    ({"image_capacity": LIMIT}, ("a",), ("replay.image_capacity", LIMIT, LIMIT + 1)),
-    ({"image_capacity": LIMIT + 1}, ("a",), ("replay.image_capacity", 42, 41)),  # of demonstrations
-    ({}, ("top",), ("coded", "top", "a, b")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("values", "cameras", "named"),
+    [
+        ({"capacity": LIMIT}, (), ("replay.capacity", LIMIT, LIMIT + 1)),
+        ({"image_capacity": LIMIT}, ("a",), ("replay.image_capacity", LIMIT, LIMIT + 1)),
+        ({"image_capacity": LIMIT + 1}, ("a",), ("replay.image_capacity", 42, 41)),  # of demonstrations
+        ({}, ("top",), ("coded", "top", "a, b")),
+    ],
+)
 def test_capacities_and_cameras_that_are_refused(values, cameras, named):
     with pytest.raises(ConfigError, match=naming(*named)):
         build(config(**values), image_keys=cameras).add_demo(
@@ -228,12 +233,15 @@ def actions(*jumps: tuple[int, int, float]) -> np.ndarray:
     return out
 
 
-@pytest.mark.parametrize(("jumps", "gaps", "seam", "others"), [
-    ([(5, 0, 0.2)], [], 20.0, 0.0),  # it is taken over
-    ([(5, 0, 0.1), (15, 0, 0.4)], [], 10.0, 40.0),
-    ([(5, 1, 0.2), (5, 2, 0.2)], [], 0.0, 0.0),  # a velocity, and a gripper
-    ([(5, 0, 0.2)], [5], 0.0, 0.0),  # in the middle of a gap
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("jumps", "gaps", "seam", "others"),
+    [
+        ([(5, 0, 0.2)], [], 20.0, 0.0),  # it is taken over
+        ([(5, 0, 0.1), (15, 0, 0.4)], [], 10.0, 40.0),
+        ([(5, 1, 0.2), (5, 2, 0.2)], [], 0.0, 0.0),  # a velocity, and a gripper
+        ([(5, 0, 0.2)], [5], 0.0, 0.0),  # in the middle of a gap
+    ],
+)
 def test_the_largest_change_of_speed_at_seams_and_elsewhere(jumps, gaps, seam, others):
     found = accelerations(actions(*jumps), np.array([[5, 12]]), np.array(gaps, np.int64), SPEC)
     assert found == pytest.approx((seam, others), abs=1e-3)

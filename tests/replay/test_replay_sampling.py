@@ -59,7 +59,7 @@ def test_actions_outside_of_model_space_are_counted_where_episodes_come_in():
 
 def test_nothing_is_clipped_or_outside_where_model_space_has_no_bounds():
     cfg = config(4, 4)
-    replay = Replay(SPEC, cfg, Preprocess(dataclasses.replace(normaliser(4), mode="openpi")))
+    replay = Replay(SPEC, cfg, Preprocess(dataclasses.replace(normaliser(4), mode="openpi")), bc_on="demo")
     replay.add_demo(coded(9, 12, demonstration=True).episode())
     assert (np.abs(replay.sample(RNG(0), 100).actions) > 1).any()
     assert replay.stats()["replay/clipped_share"] == 0
@@ -149,7 +149,7 @@ ONE = Request("critic", 1, 4)
 @pytest.fixture
 def replay():
     cfg = config()
-    replay = Replay(SPEC, cfg, preprocess(cfg, ("a",)))
+    replay = Replay(SPEC, cfg, preprocess(cfg, ("a",)), bc_on="+successes")
     feed(replay, [make(np.random.default_rng(k), k, every_frame=True) for k in range(10)], np.random.default_rng(0))
     return replay
 
@@ -175,7 +175,7 @@ def test_batches_are_the_same_with_and_without_the_thread(replay, prefetch):
 
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_an_error_reaches_the_caller_every_time(prefetch):
-    empty = Replay(SPEC, config(), preprocess(config()))
+    empty = Replay(SPEC, config(), preprocess(config()), bc_on="demo")
     loader = BatchLoader(empty, np.random.default_rng(0), prefetch=prefetch)
     for _ in range(2):
         with pytest.raises(DataError, match=naming(4, 0)):
@@ -475,7 +475,7 @@ def test_whoever_acted_every_window_is_sampled(sources, ends, lengths, terminal,
 def test_what_is_not_imitated_before_an_intervention_is_a_time(hz, excluded):
     cfg = config(1, 1, demo_fraction="uniform")  # 0.06 s
     e = Coded(0, 8, "success", np.array([P, P, P, P, P, U, U, P], np.uint8), EVERY)
-    replay = Replay(dataclasses.replace(SPEC, control_hz=hz), cfg, preprocess(cfg, BOTH))
+    replay = Replay(dataclasses.replace(SPEC, control_hz=hz), cfg, preprocess(cfg, BOTH), bc_on="+successes")
     feed(replay, [e], RNG(0))
     batch, norm = replay.sample(RNG(0), 400), normaliser(1)
     tick = (batch.observations["state"] * norm.state_std + norm.state_mean)[:, 1].round().astype(int)

@@ -67,7 +67,7 @@ def test_they_are_what_the_replay_has(run):
     rng = RNG(1)
     episodes = [make(rng, k, session="ab"[k % 2]) for k in range(10)]
     cfg = config(max_image_age=3)
-    replay = Replay(SPEC, cfg, preprocess(cfg, ("a", "b")))
+    replay = Replay(SPEC, cfg, preprocess(cfg, ("a", "b")), bc_on="+successes")
     with run.opened():
         run.feed(episodes)
         for k, amend in (
@@ -103,7 +103,7 @@ def test_they_are_what_the_replay_has(run):
 def test_a_verdict_on_an_episode_that_was_given_up_means_the_same_live_restarted_and_exported(run, discard, amend_at):
     """Its last step is not what they judged: it keeps its truncation. To forget it is possible always."""
     cfg, episodes = config(), [coded(k, 12, "success").episode() for k in range(3)]
-    live, restarted = (Replay(SPEC, cfg, preprocess(cfg, ("a", "b"))) for _ in range(2))
+    live, restarted = (Replay(SPEC, cfg, preprocess(cfg, ("a", "b")), bc_on="+successes") for _ in range(2))
 
     def put(record) -> None:
         follows = "s" not in run.sessions or run.sessions["s"].delivers(record)
@@ -224,8 +224,10 @@ def test_segments_that_are_dropped_while_it_reads_are_said(run):
     keys = source.keys()
     whole = source.read(keys[0])
     images = whole.steps.sparse["images/a"].values
-    for read in (lambda: source.read(keys[0]),
-                 lambda: np.asarray(images) if images._pieces[0].data is None else source.read(keys[0])):  # fmt: skip
+    for read in (
+        lambda: source.read(keys[0]),
+        lambda: np.asarray(images) if images._pieces[0].data is None else source.read(keys[0]),
+    ):
         sorted((run.path / JOURNAL).iterdir())[0].unlink()
         with pytest.raises(DataError, match=naming("s/e0", "00000000000000000000.journal", "transport.journal_bytes")):
             read()
@@ -331,9 +333,10 @@ def test_options_and_folders_that_do_not_fit_are_refused(tmp_path, run):
     assert FORMAT.matches(run.path)
     for path, options, named in (
         (tmp_path / "big", {"cameras": ("c",)}, ("coded", "c", "a, b")),
-        (tmp_path / "big", {"hz": 20}, (50, 20, "--hz")), (tmp_path, {}, (tmp_path, "config.json")),
+        (tmp_path / "big", {"hz": 20}, (50, 20, "--hz")),
+        (tmp_path, {}, (tmp_path, "config.json")),
         (run.path, {}, (run.path, "journal/online", "transport.journal", "--local")),
-    ):  # fmt: skip
+    ):
         with pytest.raises(ConfigError, match=naming(*named)):
             RunSource(path, ReadOptions(**options))
     (run.path / JOURNAL).mkdir(parents=True)
@@ -360,7 +363,7 @@ def test_what_a_learner_loaded_stays_whole_when_its_run_drops_segments(tmp_path)
     run, episodes = big_run(tmp_path / "run")
     cfg = config()
     loaded = load_demos([run.path], BIG, cameras=("a", "b"), more=(FORMAT,))
-    replay, other = (Replay(BIG, cfg, preprocess(cfg, ("a", "b"), BIG)) for _ in range(2))
+    replay, other = (Replay(BIG, cfg, preprocess(cfg, ("a", "b"), BIG), bc_on="+successes") for _ in range(2))
     replay.add_demo(*loaded.episodes)
     elsewhere = pickle.dumps(loaded.episodes[0].steps.sparse["images/a"].values)
     for path in (run.path / JOURNAL).iterdir():

@@ -27,8 +27,8 @@ class CollectingReplay(Replay):
         return added
 
 
-def build(cfg, *, image_keys=(), **kw):
-    return CollectingReplay(SPEC, cfg, preprocess(cfg, image_keys), **kw)
+def build(cfg, *, image_keys=(), bc_on="+successes", **kw):
+    return CollectingReplay(SPEC, cfg, preprocess(cfg, image_keys), bc_on=bc_on, **kw)
 
 
 def coded(number=0, length=12, end="limit", **kw):

@@ -19,14 +19,17 @@ SPEC = RobotSpec("coded", 50.0, 3, (-1.0,), (1.0,), (-1,), (), (CameraSpec("top"
 
 def make_router(cameras=(), demo_capacity=100) -> tuple[Replay, RecordRouter]:
     config = ExperimentConfig(
-        name="coded", robot=RobotConfig(max_episode_steps=20), agent=AcrlpdConfig(image_keys=cameras),
-        chunk=ChunkConfig(HORIZON), replay=ReplayConfig(demo_capacity=demo_capacity, image_capacity=60),
-    )  # fmt: skip
+        name="coded",
+        robot=RobotConfig(max_episode_steps=20),
+        agent=AcrlpdConfig(image_keys=cameras),
+        chunk=ChunkConfig(HORIZON),
+        replay=ReplayConfig(demo_capacity=demo_capacity, image_capacity=60),
+    )
     shape = (HORIZON, 1)
     plain = Normaliser(
         "absolute_range", np.zeros(3), np.ones(3), np.zeros(shape), np.ones(shape), np.array([-1])
     )  # model space is robot space
-    replay = Replay(SPEC, config, Preprocess.of(config, SPEC, plain))
+    replay = Replay(SPEC, config, Preprocess.of(config, SPEC, plain), bc_on="demo")
     return replay, RecordRouter(replay)
 
 

@@ -47,7 +47,8 @@ class AgentConfig(Group, path="agent."):
     use_state: bool = shaping(True, "the state vector is an input next to the images")
     policy_ema: float = setting(0.0, "decay of the averaged policy that acts; 0: the newest acts", least=0, below=1)
     bc_on: Literal["all", "demo", "demo+interventions", "+successes", "interventions"] = setting(
-        "+successes", "steps that are imitated"
+        "demo+interventions",
+        "steps that are imitated; +successes: also the policy's own of successful episodes, which may drift",
     )
     bc_joint_noise: float | None = setting(
         None,

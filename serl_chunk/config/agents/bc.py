@@ -22,7 +22,6 @@ class BcConfig(AgentConfig):
 
     kind: ClassVar[str] = "bc"
 
-    bc_on: Literal["all", "demo", "demo+interventions", "+successes", "interventions"] = "demo+interventions"
     policy: Literal["flow", "gaussian", "pi0"] = shaping("flow", "the kind of policy")
     flow: FlowConfig = setting(FlowConfig, "the flow policy", requires=_BY_FLOW)
     pi0: Pi0Config = setting(Pi0Config, "pi0", requires=_PI0)
