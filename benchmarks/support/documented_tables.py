@@ -139,6 +139,16 @@ TABLES = {
         [{"run": f"fake_aloha {name}, 3 demonstrations"} for name in ("no_human", "no_human_one_candidate")],
         {"file": "no_human", "seeds": (51, 52)},
     ),
+    "own-successes": Table(
+        [(show.arms, _at(n)) for n in (0, 2_500, 5_000)],
+        [{"run": f"aloha_transfer_cube {name}, 30 demonstrations"} for name in ("human_data", "own_successes")],
+        {"file": "transfer_cube_online", "seeds": (51,)},
+    ),
+    "transfer-cube-online": Table(
+        [(show.arms, _at(n)) for n in range(0, 35_000, 5_000)],
+        _seed,
+        {"file": "transfer_cube_online", "run": "aloha_transfer_cube human_data, 30 demonstrations"},
+    ),
     "hg-dagger": Table(
         [*((show.plain_percent, _at(n)) for n in range(0, 14_000, 2_000)), (_human_ticks, _LAST)],
         _seed,

@@ -120,13 +120,13 @@ def extra(code: object) -> bytes:
 
 @pytest.mark.parametrize(
     ("message", "named"),
-    [*((data, "") for data in (
+    [*((data, ".") for data in (
         b"", b"\xc1", msgpack.packb([1]), b"\x81\xa1x", pack({"x": 1}) + b"\x00")),
-     (b"\x82\xa1x\x01\xa1x\x02", "twice"), (extra(msgpack.ExtType(5, b"abcd")), ""),  # timestamps are some of these
+     (b"\x82\xa1x\x01\xa1x\x02", "twice"), (extra(msgpack.ExtType(5, b"abcd")), "."),  # timestamps are some of these
      (b"\x00" * (LIMIT + 1), str(LIMIT + 1)),
      (b"\x81\xa1x\xdc\xff\xff" + b"\x90" * 0xFFFF, str(MAX_VALUES)),  # a list of empty lists, a byte each
-     (extra([[0] * 1000 for _ in range(100)]), str(MAX_VALUES)), (extra("a" * (MAX_TEXT + 1)), ""),
-     *((b"\x81\xa1x" + b"\x91" * depth + b"\x01", "") for depth in (MAX_DEPTH, 100, 5000)),
+     (extra([[0] * 1000 for _ in range(100)]), str(MAX_VALUES)), (extra("a" * (MAX_TEXT + 1)), "."),
+     *((b"\x81\xa1x" + b"\x91" * depth + b"\x01", ".") for depth in (MAX_DEPTH, 100, 5000)),
      *((extra({b"__npgeneric__": True, b"data": data, b"dtype": dtype}), "x") for dtype, data in (
         ("<f4", "text"), ("<f4", True), ("<M8[s]", 3), ("|b1", 1), ("<U3", 3)))],
 )  # fmt: skip
