@@ -169,15 +169,18 @@ TABLES = {
         _demonstrations,
         {"file": "clones", "seeds": (1, 2, 3, 4, 5)},
     ),
-    "going-online": Table(
-        [
-            *((show.arms, _at(n)) for n in (0, 500, 1_000, 2_000, 3_000, 4_000, 8_000, 12_000)),
-            (_human_ticks, _at(4_000)),
-            (show.figures("explored", "window_least"), {}),
-        ],
-        _seed,
-        {"file": "going_online", "run": "fake_aloha default, 10 demonstrations"},
-    ),
+    **{
+        table: Table(
+            [
+                *((show.arms, _at(n)) for n in (0, 500, 1_000, 2_000, 3_000, 4_000, 8_000, 12_000)),
+                (_human_ticks, _at(4_000)),
+                (show.figures("explored", "window_least"), {}),
+            ],
+            _seed,
+            {"file": "going_online", "run": f"fake_aloha {run}, 10 demonstrations"},
+        )
+        for table, run in (("going-online", "default"), ("going-online-own-successes", "own_successes"))
+    },
     "grasp-critic": Table(
         [(show.plain_percent, {"run": "continuous"}), (show.plain_percent, {"run": "discrete"})],
         [*({**_at(n), **_VALIDATION} for n in (0, 2_000, 4_000, 8_000, 12_000)), {}, {"cell": _human_ticks}],
