@@ -152,7 +152,12 @@ TABLES = {
     "hg-dagger": Table(
         [*((show.plain_percent, _at(n)) for n in range(0, 14_000, 2_000)), (_human_ticks, _LAST)],
         _seed,
-        {"file": "hg_dagger", "run": "hg-dagger"},
+        {"file": "hg_dagger", "run": "hg-dagger_not_moved"},
+    ),
+    "hg-dagger-1000": Table(
+        [*((show.plain_percent, _at(n)) for n in range(0, 16_000, 4_000)), (_human_ticks, _LAST)],
+        _seed,
+        {"file": "hg_dagger", "run": "hg-dagger_1000"},
     ),
     "imitation": Table(
         [(show.plain_percent, _at(n)) for n in (0, 500, 1_000)],

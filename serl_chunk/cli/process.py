@@ -113,8 +113,11 @@ def split_overrides(rest: Sequence[str], known: Sequence[str] = ()) -> list[tupl
     while items:
         item = items.pop(0)
         if not item.startswith("--config."):
-            near = difflib.get_close_matches(item.partition("=")[0], known, 1, cutoff=0.8)
+            flag = item.partition("=")[0]
+            near = difflib.get_close_matches(flag, known, 1, cutoff=0.8)
             hint = f"Did you mean {near[0]}?" if near else "A setting is --config.FIELD=VALUE."
+            if flag in known:
+                hint = f"This command has no {flag}; see its --help."
             raise ConfigError(f"unknown argument {item!r}. {hint} See serl-chunk --help_all.")
         path, equals, text = item[len("--config.") :].partition("=")
         if not equals:

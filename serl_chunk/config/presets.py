@@ -152,10 +152,12 @@ def _decoupled(config: ExperimentConfig) -> Changes:
 
 def _hg_dagger(config: ExperimentConfig, policy: Any) -> Changes:
     """Cloning of demonstrations, then of these and human steps online (Kelly 2019; HIL-SERL's train_hgdagger)."""
-    learner = config.learner
+    learner, changes = config.learner, _clone(config, policy, "demo+interventions")
     if not learner.pretrain_steps:
         learner = replace(learner, pretrain_steps=HG_DAGGER_PRETRAIN)
-    return _clone(config, policy, "demo+interventions") | {
+    if policy == "flow" and config.normaliser.actions == "relative" and not config.agent.image_keys:
+        changes["agent"] = replace(changes["agent"], bc_joint_noise=1.0)  # with less it overfits few demonstrations
+    return changes | {
         # The demonstration half has the windows that start on a human step too: every row is imitated.
         "replay": replace(config.replay, demo_fraction=1.0),
         "learner": learner,
