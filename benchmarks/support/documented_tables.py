@@ -52,6 +52,7 @@ _LAST, _VALIDATION = _at("last"), {"starts": "validation"}
 _human_ticks, _OF_50, _OF_100 = show.field("human_ticks"), show.bare(50), show.bare(100)
 _FAKE = {"file": "ablations_fake_aloha", "seeds": (0,)}
 _CUBE = {"file": "ablations_cube_single", "seeds": (0,)}
+_IMITATED = ("human_data", "own_successes", "own_successes_joints_1")
 _TRIALS = "default no_warmup handover_mask 4_candidates_no_warmup no_warmup_no_ema 4_candidates no_ema expectile_09"
 
 TABLES = {
@@ -141,7 +142,7 @@ TABLES = {
     ),
     "own-successes": Table(
         [(show.arms, _at(n)) for n in (0, 2_500, 5_000)],
-        [{"run": f"aloha_transfer_cube {name}, 30 demonstrations"} for name in ("human_data", "own_successes")],
+        [{"run": f"aloha_transfer_cube {name}, 30 demonstrations"} for name in _IMITATED],
         {"file": "transfer_cube_online", "seeds": (51,)},
     ),
     "transfer-cube-online": Table(

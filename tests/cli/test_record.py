@@ -195,11 +195,9 @@ def test_a_file_that_cannot_be_renamed_does_not_end_the_control_loop(tmp_path, c
     assert "episode_0.hdf5 cannot be renamed (No such file or directory)" in caplog.text
 
 
-pytest.importorskip("websockets")
-
-
 @pytest.fixture
 def policy():
+    pytest.importorskip("websockets")
     return StatePolicy()
 
 

@@ -49,7 +49,7 @@ def gate():
 
 
 def test_an_actor_that_returns_while_its_record_waits_is_let_in_behind_it(gate, port):
-    """What it is told then to be next must not be what is being written."""
+    """Its next number is not that of the record that is being written."""
     with serving(port, on_record=gate) as server:
         old = RawActor(port)
         gate.open.clear()
