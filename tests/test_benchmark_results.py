@@ -82,10 +82,8 @@ AT_POINT = "runs.0.checkpoints.0"
     ("path", "value", "named"),
     [
         ("commit", "main", ("commit", "'main'")),
-        ("runs.0.seed", "3", ("runs[0].seed", "'3'")),
-        ("runs.0.colour", "red", ("runs[0].colour", "settings")),
+        ("runs.0.colour", "red", ("runs[0]", "colour")),
         (f"{AT_POINT}.successes", 11, ("checkpoints[0].successes", 11, 10)),
-        (f"{AT_POINT}.updates", True, ("checkpoints[0].updates", "True")),
         (f"{AT_POINT}.starts", "training", ("checkpoints[0].starts", "'training'", "validation")),
     ],
 )

@@ -7,7 +7,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,8 +15,8 @@ from serl_chunk.types import DataError
 from serl_chunk.version import version_info
 
 FOLDER = Path(__file__).resolve().parents[1] / "results"
-COMMIT = re.compile(r"[0-9a-f]{7,40}(-dirty)?")
 UNKNOWN = "unknown"  # written where the package does not run from a git checkout; refused in FOLDER
+COMMIT = re.compile(rf"[0-9a-f]{{7,40}}(-dirty)?|{UNKNOWN}")
 # Read when a command starts: the checkout may have moved on by the time that its results are written.
 _CODE = version_info().commit or UNKNOWN
 # What changes between runs of one command and says nothing about its results.
@@ -43,6 +43,12 @@ class Checkpoint:
     wall: float | None = None
     best: bool = False
     note: str = ""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.successes <= self.episodes > 0:
+            raise ValueError(f"successes: {self.successes} of {self.episodes}, expected 0 to episodes, at least one")
+        if self.starts not in ("validation", "reported"):
+            raise ValueError(f"starts: {self.starts!r}, expected validation or reported")
 
     @property
     def rate(self) -> float:
@@ -96,50 +102,14 @@ class Results:
     published: str = ""
     details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if not COMMIT.fullmatch(self.commit):
+            raise ValueError(f"commit: {self.commit!r}, expected 7 to 40 hex digits of the one that ran")
+        if not (self.runs or self.details):
+            raise ValueError("runs: [], expected at least one. Run the benchmark with --json")
 
-def _is_commit(text: str) -> bool:
-    return bool(COMMIT.fullmatch(text)) or text == UNKNOWN
 
-
-_COMMIT = "expected 7 to 40 hex digits of a commit. Name the one that ran."
-_RULES: dict[type, list[tuple[Callable[[Any], Any], str]]] = {
-    Checkpoint: [
-        (
-            lambda c: 0 <= c.successes <= c.episodes > 0,
-            "successes: {0.successes} of {0.episodes}, expected 0 to episodes, of at least one. Correct the counts.",
-        ),
-        (lambda c: c.updates >= 0, "updates: {0.updates}, expected 0 or more. Correct the count."),
-        (lambda c: (c.env_steps or 0) >= 0, "env_steps: {0.env_steps}, expected 0 or more. Correct the count."),
-        (lambda c: (c.human_ticks or 0) >= 0, "human_ticks: {0.human_ticks}, expected 0 or more. Correct the count."),
-        (
-            lambda c: c.starts in ("validation", "reported"),
-            "starts: {0.starts!r}, expected validation or reported. Correct it.",
-        ),
-    ],
-    Run: [
-        (lambda r: r.checkpoints, "checkpoints: [], expected at least one evaluation. Leave out a run without any."),
-        (lambda r: not r.commit or _is_commit(r.commit), "commit: {0.commit!r}, " + _COMMIT),
-    ],
-    Results: [
-        (lambda r: r.runs or r.details, "runs: [], expected at least one run. Run the benchmark with --json."),
-        (lambda r: _is_commit(r.commit), "commit: {0.commit!r}, " + _COMMIT),
-        (lambda r: not r.published or _is_commit(r.published), "published: {0.published!r}, " + _COMMIT),
-    ],
-}
 _ITEMS: dict[str, type] = {"runs": Run, "checkpoints": Checkpoint}  # of these fields
-_KINDS: dict[str, tuple[Any, str]] = {
-    "str": (str, "a string"),
-    "int": (int, "a whole number"),
-    "float": ((int, float), "a number"),
-    "bool": (bool, "true or false"),
-    "Sequence": (list, "a list"),
-    "Mapping": (dict, "an object"),
-}
-
-
-def _required(kind: type, name: str) -> bool:
-    field = kind.__dataclass_fields__[name]
-    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def read(path: Path) -> Results:
@@ -156,28 +126,13 @@ def read(path: Path) -> Results:
 
 def parse(value: Any, where: str, kind: type = Results) -> Any:
     """Check what a results file holds and return it as `kind`. Raises DataError with `where` and the field."""
-    if not isinstance(value, dict):
-        raise DataError(f"{where.rstrip('.: ')}: {value!r:.60}, expected an object. Correct it.")
-    fields = {field.name: field for field in dataclasses.fields(kind)}
-    required = [name for name in fields if _required(kind, name)]
-    for name in value:
-        if name not in fields:
-            raise DataError(f"{where}{name}: no field of a results file (valid: {', '.join(fields)}). Remove it.")
-    for name in required:
-        if name not in value:
-            raise DataError(f"{where}{name} is missing (required: {', '.join(required)}). Add it.")
     made = dict(value)
-    for name, content in value.items():
-        types, valid = _KINDS[str(fields[name].type).partition("[")[0].partition(" ")[0]]
-        if not isinstance(content, types) or (isinstance(content, bool) and types is not bool):
-            raise DataError(f"{where}{name}: {content!r:.60}, expected {valid}. Correct it.")
-        if name in _ITEMS:
-            made[name] = [parse(item, f"{where}{name}[{i}].", _ITEMS[name]) for i, item in enumerate(content)]
-    item = kind(**made)
-    for holds, problem in _RULES[kind]:
-        if not holds(item):
-            raise DataError(where + problem.format(item))
-    return item
+    for name in _ITEMS.keys() & value.keys():
+        made[name] = [parse(item, f"{where}{name}[{i}].", _ITEMS[name]) for i, item in enumerate(value[name])]
+    try:
+        return kind(**made)
+    except (TypeError, ValueError) as e:  # a field that is missing or not known; or one that its class refuses
+        raise DataError(f"{where}{e}. Correct it.") from None
 
 
 def to_json(item: Any) -> dict[str, Any]:
@@ -187,7 +142,8 @@ def to_json(item: Any) -> dict[str, Any]:
         value = getattr(item, field.name)
         if field.name in _ITEMS:
             value = [to_json(one) for one in value]
-        if _required(type(item), field.name) or not (value is None or value is False or value in ("", {})):
+        required = field.default is field.default_factory is dataclasses.MISSING
+        if required or not (value is None or value is False or value in ("", {})):
             out[field.name] = value
     return out
 
