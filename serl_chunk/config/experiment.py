@@ -11,7 +11,7 @@ import math
 from typing import Literal
 
 from serl_chunk.config.agents.acfql import AcfqlConfig
-from serl_chunk.config.agents.base import AgentConfig
+from serl_chunk.config.agents.base import AgentConfig, BcOn
 from serl_chunk.config.agents.flow import DELAY_MAX
 from serl_chunk.config.fields import (
     CAMERAS,
@@ -156,7 +156,9 @@ def possible_returns(reward: RewardConfig, discount: float, stages: float = 0.0)
     return min(ends), max(ends) + reward.scale * stages
 
 
-_SUCCESSES = needs("agent.bc_on", "+successes")
+_SUCCESSES = Requirement(
+    "agent.bc_on=+successes, or agent.bc_on=none and a human who intervenes", lambda c: c.imitates == "+successes"
+)
 _DECODED = (CAMERAS, needs("agent.encoder.cache_features", False, note="features stand for decoded frames"))
 
 
@@ -355,8 +357,8 @@ class ExperimentConfig(Group):
                 f"dense gives rewards below 0, and the range of the critic of agent {agent.kind} follows from "
                 "reward.* alone. Set robot.reward=sparse, or use --preset qc, whose critic has none.")
         only_demos = (self.replay.windows, self.replay.demo_fraction) == ("qc", 1) and loop.online_steps != 0
-        require(agent.bc_on not in ("interventions", "demo+interventions") or not only_demos, "agent.bc_on",
-            f"{agent.bc_on} imitates human steps online, and replay.windows=qc with replay.demo_fraction=1 draws "
+        require(self.imitates not in ("interventions", "demo+interventions") or not only_demos, "agent.bc_on",
+            f"{self.imitates} imitates human steps online, and replay.windows=qc with replay.demo_fraction=1 draws "
             "demonstrations alone. Set replay.windows=episode, or agent.bc_on=demo.")
         require(bool(self.robot.task) or not agent.language.reads, "robot.task",
             f"empty, and agent.language.tokenizer={agent.language.tokenizer} reads it. Set it to the task in words, or "
@@ -389,6 +391,12 @@ class ExperimentConfig(Group):
             require(self.actor.delay_ticks <= DELAY_MAX, "actor.delay_ticks",
                 f"must be at most {DELAY_MAX} with agent.flow.train_delay=sampled, got {self.actor.delay_ticks}: the "
                 "policy would act with more committed actions than it trained with. Use recorded.")
+
+    @property
+    def imitates(self) -> BcOn:
+        """What `agent.bc_on` comes to: without a human, a policy that imitates itself drifts."""
+        helped: BcOn = "demo+interventions" if self.actor.intervention == "none" else "+successes"
+        return self.agent.bc_on or helped
 
     @property
     def frames_every_tick(self) -> bool:

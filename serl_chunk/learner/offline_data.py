@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from serl_chunk.config.agents.base import AgentConfig
 from serl_chunk.config.experiment import ExperimentConfig, LearnerConfig
 from serl_chunk.config.robots import OgbenchConfig, RobotConfig
 from serl_chunk.data.demos import DemoSet, NoDemosFoundError, find_demos, load_demos
@@ -168,16 +167,16 @@ class OfflineData:
         self.has_failures = _fail([*demos, *first])
         seen([*demos, *first])
 
-    def require_imitated(self, agent: AgentConfig) -> None:
+    def require_imitated(self, config: ExperimentConfig) -> None:
         """Raise ConfigError where a pretrained policy would imitate none of the steps that are there at the start."""
         # The published code imitates every row as it is; later parts of a data set may have what this one has not.
-        if agent.imitates_all_rows or self._dataset is not None or self._replay.imitates_demos:
+        if config.agent.imitates_all_rows or self._dataset is not None or self._replay.imitates_demos:
             return
-        human_only = agent.bc_on == "interventions"
+        human_only = config.imitates == "interventions"
         raise ConfigError(
-            f"no step of these {self.episodes} demonstrations is imitated: agent.bc_on={agent.bc_on} takes the steps "
-            f"of successful or undecided ones{' that a human acted on' if human_only else ''}, failed ones never. Give "
-            f"others, {'set agent.bc_on=demo, ' if human_only else ''}or set learner.pretrain_steps=0",
+            f"no step of these {self.episodes} demonstrations is imitated: agent.bc_on={config.imitates} takes the "
+            f"steps of successful or undecided ones{' that a human acted on' if human_only else ''}, failed ones "
+            f"never. Give others, {'set agent.bc_on=demo, ' if human_only else ''}or set learner.pretrain_steps=0",
             parameter="learner.pretrain_steps",
         )
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from serl_chunk.config.agents.base import BcOn
 from serl_chunk.config.experiment import ExperimentConfig, RewardConfig
 from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.replay.episode import EpisodeStats, Key, StoredEpisode, returns_to_go, summarise
@@ -19,7 +20,6 @@ from serl_chunk.replay.frame_storage import final_rows
 from serl_chunk.replay.memory import STORES, kept_observations
 from serl_chunk.replay.step_storage import StepStorage, TaskTable
 from serl_chunk.replay.windows import (
-    BcOn,
     IndexSet,
     QCWindowSampler,
     StratifiedSampler,

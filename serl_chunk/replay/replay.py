@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from serl_chunk.config.agents.base import BcOn
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.replay.episode import Key
@@ -17,7 +18,7 @@ from serl_chunk.replay.features import Embedder
 from serl_chunk.replay.frame_storage import Fetch
 from serl_chunk.replay.memory import available_bytes, check_memory, estimate_disk_bytes
 from serl_chunk.replay.partitions import Added, EpisodeBuilder, Partitions
-from serl_chunk.replay.windows import BcOn, gather, gather_qc_windows, with_moved_joints
+from serl_chunk.replay.windows import gather, gather_qc_windows, with_moved_joints
 from serl_chunk.types import STATE, ChunkBatch, ConfigError, DataError, Episode, Record, RobotSpec
 
 DEMO_SESSION = "demonstrations"  # the session under which demonstrations are kept
@@ -230,7 +231,7 @@ class Replay:
     @property
     def imitates_demos(self) -> bool:
         """Whether any step of the demonstrations is imitated (`agent.bc_on`)."""
-        if self._config.replay.windows == "qc" and self._config.agent.bc_on == "all":
+        if self._config.replay.windows == "qc" and self._config.imitates == "all":
             return True  # also failed ones, as the published code has it
         with self._lock:
             held, weight = self._partitions.demo.episodes.values(), self._partitions.storage.steps.bc_weight

@@ -8,10 +8,11 @@ the critic's horizon, or more for n-step returns. Its target is `sum_i gamma^i r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from serl_chunk.config.agents.base import BcOn
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.replay.episode import human_segments
@@ -22,7 +23,7 @@ from serl_chunk.types import STATE, ChunkBatch, Outcome, Source
 if TYPE_CHECKING:
     from serl_chunk.replay.partitions import Partition
 
-BcOn = Literal["all", "demo", "demo+interventions", "+successes", "interventions"]
+OWN_WEIGHT = 0.2  # of an own success: docs/algorithms/going_online.md
 
 _NO_TICKS = np.empty(0, np.int64)
 
@@ -66,22 +67,21 @@ def imitation_weights(
     own = source == Source.POLICY
     if shared is not None:
         human, own = human & ~shared, own | shared
-    if bc_on == "all":
-        chosen = np.ones(len(source), np.bool_)
-    elif bc_on == "interventions":
-        chosen = human
+    if bc_on == "interventions":
+        weight = human.astype(np.float32)
     else:
-        chosen = np.full(len(source), demonstration)
+        weight = np.full(len(source), demonstration or bc_on == "all", np.float32)
         if bc_on != "demo":
-            chosen |= human
+            weight[human] = 1
         if bc_on == "+successes" and not demonstration and outcome == Outcome.SUCCESS:
             imitated = own.copy()
             for begin, _ in human_segments(source):
                 imitated[max(0, begin - exclude_ticks) : begin] = False
-            chosen |= imitated
+            weight[imitated] = OWN_WEIGHT
     if demonstration and outcome == Outcome.FAILURE:
-        chosen = np.zeros(len(source), np.bool_)
-    return (chosen & (source != Source.HOLD)).astype(np.float32)
+        weight[:] = 0
+    weight[source == Source.HOLD] = 0
+    return weight
 
 
 class IndexSet:

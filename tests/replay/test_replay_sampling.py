@@ -311,7 +311,7 @@ def test_without_bc_on_all_the_weights_of_imitation_are_those_of_the_steps():
     np.testing.assert_array_equal(batch.bc_weight, batch.valid)
     batch = some.sample(RNG(0), 200)
     number = batch.observations["state"][:, 0] * 2 + 8
-    np.testing.assert_array_equal(batch.bc_weight, batch.valid * (number == 1)[:, None])
+    np.testing.assert_array_equal(batch.bc_weight, np.float32(0.2) * batch.valid * (number == 1)[:, None])
     assert 0 < batch.bc_weight.mean() < 1
 
 

@@ -161,11 +161,11 @@ class Coded:
                 "all": True,
                 "demo": self.demonstration,
                 "demo+interventions": self.demonstration or s == Source.HUMAN,
-                "+successes": self.demonstration or s == Source.HUMAN or good,
+                "+successes": self.demonstration or s == Source.HUMAN or 0.2 * good,
                 "interventions": s == Source.HUMAN,
             }[bc_on]
             failed = self.demonstration and self.outcome == Outcome.FAILURE
-            out.append(float(chosen and s != Source.HOLD and not failed))
+            out.append(float(chosen) * (s != Source.HOLD and not failed))
         return out
 
     def imitated(self, bc_on: str, exclude: int) -> np.ndarray:
@@ -174,7 +174,7 @@ class Coded:
             "all": True,
             "demo": self.demonstration,
             "demo+interventions": self.demonstration,
-            "+successes": self.demonstration or self.outcome == Outcome.SUCCESS,
+            "+successes": self.demonstration,
             "interventions": False,
         }[bc_on]
         weights = self.weights(bc_on, exclude)

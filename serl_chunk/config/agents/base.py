@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from serl_chunk.config.agents.pi0 import Pi0Config
 
 JOINT_NOISE = 0.4  # of clones: docs/algorithms.md, "Moved joints"
+BcOn = Literal["all", "demo", "demo+interventions", "+successes", "interventions"]
 KernelInit = Literal["lecun_normal", "xavier_uniform"]
 
 
@@ -46,9 +47,10 @@ class AgentConfig(Group, path="agent."):
     image_keys: tuple[str, ...] = acting((), "cameras of the policy; empty: the state alone")
     use_state: bool = shaping(True, "the state vector is an input next to the images")
     policy_ema: float = setting(0.0, "decay of the averaged policy that acts; 0: the newest acts", least=0, below=1)
-    bc_on: Literal["all", "demo", "demo+interventions", "+successes", "interventions"] = setting(
-        "demo+interventions",
-        "steps that are imitated; +successes: also the policy's own of successful episodes, which may drift",
+    bc_on: BcOn | None = setting(
+        None,
+        "steps that are imitated; +successes: also the policy's own of successful episodes, at a fifth of the weight; "
+        "none: +successes where a human intervenes, demo+interventions elsewhere",
     )
     bc_joint_noise: float | None = setting(
         None,

@@ -272,7 +272,7 @@ class PhaseTrainer(Trainer):
         if (pretrains or self._learner.updates < c.offline_steps) and not self._learner.env_steps:
             self._data.require_window()
             if phase is Phase.PRETRAIN and c.pretrain_steps:
-                self._data.require_imitated(self._learner.config.agent)
+                self._data.require_imitated(self._learner.config)
 
     def progress(self, env_steps: int) -> dict[str, Any]:
         return Saved(
