@@ -8,8 +8,8 @@ import os
 import re
 import signal
 import stat
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import patch
 
 import numpy as np
@@ -90,8 +90,7 @@ def test_a_motor_is_rebooted_by_its_name(robot, capsys):
     assert run(robot, "reboot", "left/gripper") == 1
     assert "reboot: the robot is in HOLD" in one_sentence(capsys.readouterr().err)
     operator.request("stop")
-    assert run(robot, "reboot", "left/gripper") == 0
-    assert run(robot, "reboot", "left/elbow", "--arm-is-supported") == 0
+    assert (run(robot, "reboot", "left/gripper"), run(robot, "reboot", "left/elbow", "--arm-is-supported")) == (0, 0)
     assert robot.arms.rebooted == ["left/gripper", "left/elbow" + SUPPORTED]
 
 
@@ -139,12 +138,10 @@ def test_what_comes_between_leaves_torque_on(robot, capsys, happens, named, stat
         time.sleep(0.05)
         happens(robot)
 
-    thread = threading.Thread(target=meanwhile)
-    thread.start()
-    try:
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(meanwhile)
         assert run(robot, "end") == 1
-    finally:
-        thread.join(10)
+        done.result()
     assert named in one_sentence(capsys.readouterr().err)
     assert robot.arms._on.all()
     if state is not None:

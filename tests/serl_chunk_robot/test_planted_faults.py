@@ -135,7 +135,7 @@ FAULTS: dict[str, Plant] = {
 
 
 def live() -> None:
-    for seed in SEEDS:
+    for seed in (4, *SEEDS):
         interleave(seed, STEPS)
 
 
@@ -144,7 +144,7 @@ def live_over_sockets() -> None:
         interleave_sockets(seed, 1000)
 
 
-# A fifth of them at once: each takes seconds of interleavings before it is caught.
+# A fifth of them at once, which seed 4 catches soon: others take seconds of interleavings before they are caught.
 @pytest.mark.parametrize(
     "fault", [f if k % 5 == 0 else pytest.param(f, marks=pytest.mark.slow) for k, f in enumerate(FAULTS)]
 )

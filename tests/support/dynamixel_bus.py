@@ -68,11 +68,11 @@ class GroupSyncRead:
 
 
 @contextmanager
-def stand_in(servos: Servos) -> Iterator[str]:
-    """Let `dynamixel_sdk` be imported, with these servos at every port; yields a path."""
+def stand_in(servos: Servos) -> Iterator[None]:
+    """Let `dynamixel_sdk` be imported, with these servos at every port."""
     library: Any = types.ModuleType("dynamixel_sdk")
     library.PortHandler = type("PortHandler", (PortHandler,), {"servos": servos})
     library.PacketHandler = "protocol {}".format
     library.GroupSyncRead, library.COMM_SUCCESS = GroupSyncRead, 0
     with patch.dict(sys.modules, {"dynamixel_sdk": library}):
-        yield "/dev/serial/by-id/usb-FTDI"
+        yield

@@ -1,4 +1,4 @@
-"""A stand-in of evdev with the kernel's codes: devices that tests press, pull out and plug in again."""
+"""A stand-in of evdev with the kernel's names: devices that tests press, pull out and plug in again."""
 
 from __future__ import annotations
 
@@ -15,18 +15,16 @@ from unittest.mock import patch
 
 from serl_chunk_robot.devices import evdev_device
 
-CODES = {
-    "EV_SYN": 0, "EV_KEY": 1, "EV_ABS": 3, "SYN_REPORT": 0, "SYN_DROPPED": 3, "KEY_ESC": 1, "KEY_BACKSPACE": 14,
-    "KEY_ENTER": 28, "KEY_SPACE": 57, "KEY_KP0": 82, "KEY_KPENTER": 96, "KEY_UP": 103, "KEY_PAGEUP": 104,
-    "KEY_LEFT": 105, "KEY_RIGHT": 106, "KEY_DOWN": 108, "KEY_PAGEDOWN": 109, "BTN_SOUTH": 304, "BTN_EAST": 305,
-    "BTN_NORTH": 307, "BTN_WEST": 308, "BTN_TL": 310, "BTN_TR": 311, "BTN_SELECT": 314, "BTN_START": 315,
-    "BTN_MODE": 316, "BTN_THUMBL": 317, "BTN_THUMBR": 318, "ABS_X": 0, "ABS_Y": 1, "ABS_Z": 2, "ABS_RX": 3, "ABS_RY": 4,
-    "ABS_RZ": 5, "ABS_HAT0X": 16, "ABS_HAT0Y": 17,
-}  # fmt: skip
-ROWS = {2: "1234567890", 16: "QWERTYUIOP", 30: "ASDFGHJKL", 44: "ZXCVBNM"}  # of a keyboard, by the first key's code
-KEYPAD = {71: "789", 75: "456", 79: "123"}
-CODES.update((f"KEY_{key}", first + k) for first, row in ROWS.items() for k, key in enumerate(row))
-CODES.update((f"KEY_KP{key}", first + k) for first, row in KEYPAD.items() for k, key in enumerate(row))
+KEYS = """ESC BACKSPACE ENTER SPACE UP PAGEUP LEFT RIGHT DOWN PAGEDOWN KP0 KP1 KP2 KP3 KP4 KP5 KP6 KP7 KP8 KP9 KPENTER
+1 2 3 4 5 6 7 8 9 0 Q W E R T Y U I O P A S D F G H J K L Z X C V B N M"""
+NAMES = {  # by kind, with the first one's code: as in the kernel, codes of keys and of axes are the same numbers
+    ("EV", 0): "SYN KEY ABS",
+    ("SYN", 0): "REPORT DROPPED",
+    ("KEY", 1): KEYS,
+    ("BTN", 300): "SOUTH EAST NORTH WEST TL TR SELECT START MODE THUMBL THUMBR",
+    ("ABS", 0): "X Y Z RX RY RZ HAT0X HAT0Y",
+}
+CODES = {f"{k}_{name}": code for (k, first), names in NAMES.items() for code, name in enumerate(names.split(), first)}
 
 
 class Event(NamedTuple):

@@ -36,7 +36,6 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 class Fault(NamedTuple):
     """A fault, and the tests that catch it: FILE::TEST in `tests`, with a case where one of many is meant."""
 
-    about: str
     plant: Plant
     caught_by: tuple[str, ...]
 
@@ -153,96 +152,91 @@ ENDED = f"{MOTIONS}a_motion_that_was_ended_is_not_done_and_ends_no_day[hold-oper
 
 FAULTS: dict[str, Fault] = {
     "a hold in BRAKE is forgotten when it stands": Fault(
-        "consent", leads('(self.state, self.then, event) == (BRAKE, HOLD, "hold")', "HOLD"),
+        leads('(self.state, self.then, event) == (BRAKE, HOLD, "hold")', "HOLD"),
         (f"{ENDS}[hold in brake]",)),
     "a hold turns a braking towards STOPPED into HELD": Fault(
-        "consent",
         edited(Machine, "apply", ("self.then == STOPPED or (", 'self.then == STOPPED and event != "hold" or (')),
         (f"{ENDS}[hold in a stop]",)),
     "a lease that ends while the robot stands leaves the consent": Fault(
-        "consent",
         edited(RobotServer, "_lost", ("self._event(", 'self.loop.machine.state == "HOLD" or self._event(')),
         (PROCESS,)),
     "go compares the actor's name alone": Fault(
-        "consent",
         edited(Lease, "check_shown", ("(name, process) != (self.holder, self.process)", "name != self.holder")),
         (PROCESS,)),
     "an operator's motion that met resistance ends in HOLD": Fault(
-        "consent", leads('event == "effort"', "HOLD"), (f"{BACK}[jog-3.2-0.0-1]",)),
+        leads('event == "effort"', "HOLD"), (f"{BACK}[jog-3.2-0.0-1]",)),
     "go looks at the wrong stream": Fault(
-        "consent", edited(requests, "at_terminal", ("sys.stdin.isatty() and ", "")),
+        edited(requests, "at_terminal", ("sys.stdin.isatty() and ", "")),
         (f"{MAIN}at_a_terminal_enter_lets_it_move_and_nothing_else_does",)),
     "the command line's clear carries the generation of the moment of Enter": Fault(
-        "generation",
         edited(requests, "send_moving", ('=state["generation"]', '=generation or client.next_state()["generation"]')),
         (f"{MAIN}a_clear_is_of_the_state_that_was_printed",)),
     "proceed, profile, reboot and drive take any generation": Fault(
-        "generation", edited(RobotServer, "_check_generation", (
+        edited(RobotServer, "_check_generation", (
             CHECKS, f'op in ("proceed", "profile", "reboot", "drive") or {CHECKS}')),
         tuple(f"{SHOWN}[older-{op}]" for op in ("proceed", "profile", "reboot", "drive"))),
     "a generation above the robot's is taken": Fault(
-        "generation", edited(RobotLoop, "check_generation", ("generation != machine.", "generation < machine.")),
+        edited(RobotLoop, "check_generation", ("generation != machine.", "generation < machine.")),
         (f"{SHOWN}[later-clear]",)),
     "the page's keys carry the generation of the actor's newest state": Fault(
-        "generation", edited(Viewers, "press", ("seen, robot)", "seen, state.robot)")),
+        edited(Viewers, "press", ("seen, robot)", "seen, state.robot)")),
         ("live/test_live_server.py::test_a_page_requests_for_the_robot_that_the_browser_showed_at_the_press[go]",)),
     "a gap while it brakes goes on braking from the old velocity": Fault(
-        "time", edited(RobotLoop, "run_pass", (
+        edited(RobotLoop, "run_pass", (
             f"else {STANDS}", f'else {STANDS} if self.machine.state != "BRAKE" else self._at')),
         (f"{GAP}[BRAKE-gap-1.0]",)),
     "time within a pass is no gap": Fault(
-        "time", both(
+        both(
             edited(RobotLoop, "_move", ("self._clock() - self._last_pass[1] > GAP", "False")),
             edited(RobotLoop, "run_pass", ("return self._status(", (
                 "self._last_pass = now + self._clock() - moments[1], self._clock()\n    return self._status(")))),
         tuple(f"{GAP}[{state}-{call}-1.0]" for state in ("RUN", "MOVE") for call in ("read", "command"))),
     "a suspend is noticed only where the monotonic clock has a gap too": Fault(
-        "time", edited(RobotLoop, "run_pass", ("max(late, passed) > GAP", "min(late, passed) > GAP")),
+        edited(RobotLoop, "run_pass", ("max(late, passed) > GAP", "min(late, passed) > GAP")),
         (f"{GAP}[RUN-suspend-60.0]",)),
     "the acceleration survives the gap": Fault(
-        "time", edited(RobotLoop, "run_pass", (
+        edited(RobotLoop, "run_pass", (
             STANDS, "SetPoint(self._at.position, 0 * self._at.velocity, self._at.acceleration)")),
         (f"{GAP}[BRAKE-gap-1.0]",)),
     "commands are not counted among a peer's requests": Fault(
-        "peers", edited(Front, "_take", (STOP, f"if waiting.silent:\n        return self._send(waiting)\n    {STOP}")),
+        edited(Front, "_take", (STOP, f"if waiting.silent:\n        return self._send(waiting)\n    {STOP}")),
         (AT_ONCE,)),
     # The kernel's count of bytes weighs empty parts too, so that count goes as well.
     "empty parts weigh nothing": Fault(
-        "peers", both(put(front, "MOST_PARTS", 10**9), put(connection_guard, "_received", lambda s: 0)),
+        both(put(front, "MOST_PARTS", 10**9), put(connection_guard, "_received", lambda s: 0)),
         (f"{FRONT}a_message_of_too_many_parts_is_read_in_pieces",)),
-    "only the folder's own change is a change of the keys": Fault("peers", put(admission, "_look", one_time), (KEYS,)),
+    "only the folder's own change is a change of the keys": Fault(put(admission, "_look", one_time), (KEYS,)),
     "a stop behind a request of the same peer is dropped": Fault(
-        "peers", edited(Front, "_take", (STOP, (
+        edited(Front, "_take", (STOP, (
             f"peer = self.peers._peer(connection)\n    if peer.queue or peer.busy:\n        return\n    {STOP}"))),
         (AT_ONCE,)),
     "a reading that cannot be used counts as none": Fault(
-        "drivers", both(put(Border, "read", read_unchecked), around(RobotLoop, "_read", without_a_reading)),
+        both(put(Border, "read", read_unchecked), around(RobotLoop, "_read", without_a_reading)),
         (f"{EVIL}[torque an arm]", f"{EVIL}[a joint less]")),
     "SystemExit is caught out of read, and not out of command": Fault(
-        "drivers", both(put(Border, "command", command_unguarded),
+        both(put(Border, "command", command_unguarded),
                         edited(RobotServer, "run", ("except BaseException", "except Exception"))),
         (f"{EVIL}[a command exits]",)),
     "a stop that was not confirmed is forgotten": Fault(
-        "drivers", edited(Front, "_take", (STOP, f"{STOP} and not self.loop.stalled")),
+        edited(Front, "_take", (STOP, f"{STOP} and not self.loop.stalled")),
         ("system/test_process_robot.py::"
          "test_a_driver_that_hangs_is_noticed_and_the_server_can_be_ended[sleep]",)),
     "the console takes 'not confirmed' for a confirmation": Fault(
-        "drivers",
         edited(ServedOperator, "_send", (GOES, "any_reply(self._client, op, carries)"),
                any_reply=any_reply),
         ("robots/served/test_operator.py::"
          "test_what_the_robot_did_not_confirm_is_known_until_it_does[stop-not confirmed]",)),
     "every remembered place of the way is the same array": Fault(
-        "contact", edited(Yielding, "_go_back", (
+        edited(Yielding, "_go_back", (
             "np.stack(self._trail)[::-1]", "np.stack([self._trail[-1]] * len(self._trail))")),
         (f"{BACK}[reset-3.2-0.0-1]",)),
     "the gripper goes back too": Fault(
-        "contact", edited(Yielding, "__init__", (JOINTS, "np.ones(len(limits.low), bool)")),
+        edited(Yielding, "__init__", (JOINTS, "np.ones(len(limits.low), bool)")),
         (f"{BACK}[reset-3.2-0.0-1]",)),
     "relaxed is judged with the sign": Fault(
-        "contact", edited(Yielding, "_loads", (f"np.abs({LOADS})", LOADS)), (f"{BACK}[reset-3.2-0.5--1]",)),
+        edited(Yielding, "_loads", (f"np.abs({LOADS})", LOADS)), (f"{BACK}[reset-3.2-0.5--1]",)),
     "a stop during letting go waits for its end": Fault(
-        "contact", both(
+        both(
             edited(RobotLoop, "_move", ("== MOVE:", "== MOVE or self.motion._motion is not None:")),
             edited(RobotLoop, "_apply", (FORGETS, f"if not ({RUNS}):\n            {FORGETS}")),
             edited(RobotLoop, "_goal_of_motion",
@@ -251,27 +245,27 @@ FAULTS: dict[str, Fault] = {
                    ("at.stands:", "at.stands and self.machine.state == MOVE:"))),
         (f"{ROBOT}control/test_yielding.py::test_a_person_ends_the_way_back",)),
     "a motion that was held counts as done": Fault(
-        "end", edited(RobotLoop, "_apply", (FORGETS, (
+        edited(RobotLoop, "_apply", (FORGETS, (
             "if (state, done.row.next) == (MOVE, BRAKE):\n            self.motion.done = self.motion.number\n"
             f"        {FORGETS}"))),
         (ENDED,)),
     "the pose before torque off is that of the set point": Fault(
-        "end", edited(OwnMotion, "apart", ("good.q - self.ends[1]", "0 * good.q")),
+        edited(OwnMotion, "apart", ("good.q - self.ends[1]", "0 * good.q")),
         (f"{MOTIONS}torque_goes_off_where_the_arms_are_measured_in_the_pose_alone[0.2]",)),
     "an end that was held stays pending": Fault(
-        "end", both(edited(OwnMotion, "drop", (DROPS, "self._motion = None")),
+        both(edited(OwnMotion, "drop", (DROPS, "self._motion = None")),
                     edited(OwnMotion, "begin", (NOTES, NOTES.replace("motion, ends,", "motion, ends or self.ends,")))),
         (ENDED,)),
     "Ctrl-C of end leaves the operation to the server": Fault(
-        "end", edited(requests, "_ended", ('state = client.request("hold")', "pass")),
+        edited(requests, "_ended", ('state = client.request("hold")', "pass")),
         (f"{MAIN}what_comes_between_leaves_torque_on[ctrl-c]",)),
     "a doubtful sample is published and used by motions": Fault(
-        "the three", edited(RobotLoop, "_read", ("if believed:", "self._reading = reading\n    if believed:")),
+        edited(RobotLoop, "_read", ("if believed:", "self._reading = reading\n    if believed:")),
         (f"{MOTIONS}a_doubtful_sample_is_neither_published_nor_given_to_a_motion",)),
     "requests dated in the future are taken": Fault(
-        "the three", edited(RobotServer, "_answer", ("not -OLD <= age <= OLD", "not age <= OLD")),
+        edited(RobotServer, "_answer", ("not -OLD <= age <= OLD", "not age <= OLD")),
         (f"{SERVER}requests_of_another_time_do_not_move_the_robot[-60]",)),
     "an operator's key that is demoted while connected stays an operator": Fault(
-        "the three", edited(RobotServer, "_answer", ("client.role == OPERATOR and most != OPERATOR", "False")),
+        edited(RobotServer, "_answer", ("client.role == OPERATOR and most != OPERATOR", "False")),
         (KEYS,)),
 }  # fmt: skip

@@ -43,7 +43,8 @@ class SimulatedServer:
         self.state: dict[str, Any] = {}
         self.each_pass: Callable[[dict[str, Any]], None] = lambda state: None
         self._names = itertools.count()
-        self.advance()
+        for _ in range(6):  # it answers the stop of its start meanwhile
+            self.advance()
 
     def advance(self) -> None:
         self.now += self.dt

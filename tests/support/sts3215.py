@@ -1,7 +1,7 @@
 """Simulated Feetech STS3215 motors behind a pseudo terminal, for LeRobot's own buses.
 
 `run` starts this file as a program with the interpreter that SERL_CHUNK_LEROBOT_PYTHON names. It drives the motors with
-the driver `lerobot`, or reads them with the device `lerobot` as a leader, and prints JSON of what happened.
+the driver `lerobot`, or reads them with the device `lerobot` as a leader; an assertion that fails ends it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import time
 import tty
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 if TYPE_CHECKING:
     from serl_chunk_robot.devices.lerobot_teleoperator import LeRobotTeleoperator
@@ -106,8 +108,8 @@ class Motors:
         os.write(self.terminal, b"\xff\xff" + packet + bytes([~sum(packet) & 0xFF]))
 
 
-def run(program: str, folder: Path) -> dict[str, Any]:
-    """Return the JSON that the program printed last; skip the test without that interpreter."""
+def run(program: str, folder: Path, stand_in: Any) -> None:
+    """Run a program, and compare signatures of LeRobot with a module's; skip the test without that interpreter."""
     import pytest
 
     import serl_chunk_robot
@@ -121,9 +123,9 @@ def run(program: str, folder: Path) -> dict[str, Any]:
     done = subprocess.run([PYTHON, __file__, program, str(folder)], env=environment, capture_output=True, text=True,
                           timeout=120, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert isinstance(found, dict)
-    return found
+    for name, parameters in json.loads(done.stdout.splitlines()[-1]).items():
+        kind, _, method = name.replace("FeetechMotorsBus", "MotorsBus").partition(".")
+        assert list(inspect.signature(getattr(getattr(stand_in, kind), method)).parameters) == parameters, name
 
 
 def wait(until) -> None:  # type: ignore[no-untyped-def]
@@ -133,12 +135,27 @@ def wait(until) -> None:  # type: ignore[no-untyped-def]
         time.sleep(0.005)
 
 
-def signatures(names: dict[type, tuple[str, ...]]) -> dict[str, list[str]]:
-    return {
+def signatures(names: dict[type, tuple[str, ...]]) -> str:
+    found = {
         f"{kind.__name__}.{name}": list(inspect.signature(getattr(kind, name)).parameters)
         for kind, each in names.items()
         for name in each
     }
+    return json.dumps(found)
+
+
+def refused(make: Any, command: str) -> None:
+    """That what is not calibrated is refused with LeRobot's command."""
+    said = ""
+    try:
+        make()
+    except Exception as e:
+        said = str(e)
+    assert f"lerobot-calibrate {command}" in said, said
+
+
+def near(values: Any, others: Any, by: float) -> None:
+    assert abs(np.asarray(values) - others).max() <= by, (values, others)
 
 
 def calibrate(folder: str) -> None:
@@ -162,7 +179,6 @@ def follower(folder: str) -> None:
     from lerobot.motors.feetech import FeetechMotorsBus
     from lerobot.robots.so_follower import SOFollower
 
-    from serl_chunk_robot.drivers.base import DriverError
     from serl_chunk_robot.drivers.lerobot_robot import LeRobotArms
 
     motors = Motors()
@@ -171,52 +187,51 @@ def follower(folder: str) -> None:
     def driver() -> LeRobotArms:
         return LeRobotArms(type="so101_follower", params=params, low=-1.6, high=1.6, velocity=4.0)
 
-    of_bus = ("connect", "disconnect", "disable_torque", "enable_torque", "sync_read", "sync_write")
-    of_arm = ("configure", "get_observation", "send_action")
-    found: dict[str, object] = {"signatures": signatures({FeetechMotorsBus: of_bus, SOFollower: of_arm})}
-    try:
-        driver().connect(time.monotonic)
-    except DriverError as e:
-        found["uncalibrated"] = str(e)
+    refused(lambda: driver().connect(time.monotonic), "--robot.type=so101_follower --robot.port=")
     calibrate(folder)
     arm = driver()
     arm.connect(time.monotonic)
-    found["connected"] = {"torque": arm.read().torque, "q": arm.read().q.tolist(), "writes": len(motors.writes)}
+    connected = arm.read().q
+    assert not arm.read().torque
+    assert not motors.writes
     arm.clear_faults()
     wait(lambda: arm.read().torque)
     time.sleep(0.2)
-    found["cleared"] = {"torque": motors.torque(), "q": arm.read().q.tolist()}
+    assert motors.torque() == [1] * 6
+    near(arm.read().q, connected, 0.005)
     target = arm.read().q + 0.1
     arm.command(target, 0.02)
     wait(lambda: abs(arm.read().q - target).max() < 0.01)
-    found["moved"] = {"q": arm.read().q.tolist(), "target": target.tolist()}
-    found["rounds"] = rounds(arm.read)
-    still, moved, fast = arm.read().q, 0.0, 0.0
+    assert rounds(arm.read) > 30, "rounds on the bus within a second"
+    still = arm.read().q
     for _ in range(20):
         motors.late = 1
         until = time.monotonic() + 0.2
         while time.monotonic() < until:
             reading = arm.read()
-            moved, fast = max(moved, abs(reading.q - still).max()), max(fast, abs(reading.dq).max())
+            near(reading.q, still, 0.0)  # an answer is not read as that of another request
+            near(reading.dq, 0.0, 0.0)
             time.sleep(0.002)
-    found["late"] = {"moved": moved, "speed": fast, "torque": arm.read().torque}
+    assert arm.read().torque
     wait(lambda: not arm.read().faults)
     motors.silent = True
     wait(lambda: bool(arm.read().faults))
-    found["fault"] = arm.read().faults[0]
+    assert "no status packet" in arm.read().faults[0]
     motors.silent = False
     wait(lambda: not arm.read().faults)
     arm.close()
-    found["closed"] = motors.torque()
+    assert motors.torque() == [1] * 6
     motors.writes.clear()
     arm = driver()
     arm.connect(time.monotonic)
-    found["again"] = {"torque": arm.read().torque, "writes": len(motors.writes)}
+    assert arm.read().torque
+    assert not motors.writes, "connecting to arms that hold themselves writes nothing"
     arm.set("torque", False)
     wait(lambda: not arm.read().torque)
-    found["off"] = motors.torque()
+    assert motors.torque() == [0] * 6
     arm.close()
-    print(json.dumps(found))
+    of_bus = ("connect", "disconnect", "disable_torque", "enable_torque", "sync_read", "sync_write")
+    print(signatures({FeetechMotorsBus: of_bus, SOFollower: ("configure", "get_observation", "send_action")}))
 
 
 def in_rad(steps: list[int]) -> list[float]:
@@ -225,10 +240,8 @@ def in_rad(steps: list[int]) -> list[float]:
     return [*joints, (steps[5] - LOW) / (HIGH - LOW)]
 
 
-def driven(motors: Motors, leader: LeRobotTeleoperator) -> dict[str, object]:
+def driven(motors: Motors, leader: LeRobotTeleoperator) -> None:
     """Drive the leader to its end, and with motors that fall silent."""
-    import numpy as np
-
     from serl_chunk_robot.devices import leader_motion as of_drive
     from serl_chunk_robot.devices.leader_motion import Permission
     from serl_chunk_robot.safety.motion import Limits, Rates
@@ -249,18 +262,17 @@ def driven(motors: Motors, leader: LeRobotTeleoperator) -> dict[str, object]:
     start = leader.read().joints
     goal = np.clip(start + np.array([0.5, -0.3, 0.4, -0.5, 0.2, 0.3]), -1.2, 0.9)
     drive(1, goal, "keeps")
-    found: dict[str, object] = {"kept": motors.torque(), "goal": goal.tolist(), "at": leader.read().joints.tolist()}
-    found["limit"] = [motors.get(motor, TORQUE_LIMIT) for motor in motors.memory]
+    near(leader.read().joints, goal, 0.01)
+    assert [motors.get(motor, TORQUE_LIMIT) for motor in motors.memory] == [500] * 6
     leader.drive.end(1, "the actor ended it")
     wait(lambda: leader.read().drive.phase == "there")
-    found["there"] = motors.torque()
+    assert motors.torque() == [0] * 6
     drive(2, start, "moves")
     motors.silent = True
     wait(lambda: leader.read().drive.phase == "failed" and not leader.read().alive)
     motors.silent = False
     wait(lambda: leader.read().alive)
-    found["back"] = motors.torque()
-    return found
+    assert motors.torque() == [0] * 6
 
 
 def leader(folder: str) -> None:
@@ -269,7 +281,6 @@ def leader(folder: str) -> None:
     from lerobot.teleoperators.koch_leader import KochLeader
     from lerobot.teleoperators.so_leader import SOLeader
 
-    from serl_chunk_robot.devices.base import DeviceError
     from serl_chunk_robot.devices.lerobot_teleoperator import LeRobotTeleoperator
 
     motors = Motors()
@@ -278,41 +289,36 @@ def leader(folder: str) -> None:
         given = {"port": motors.port, "id": "cell", "calibration_dir": folder, **params}
         return LeRobotTeleoperator(type="so101_leader", params=given)
 
-    both = ("configure", "get_action")
-    found: dict[str, object] = {"expected": in_rad(AT)}
-    found["signatures"] = signatures({SOLeader: both, KochLeader: both, BiSOLeader: both[1:]})
     for motor, steps in enumerate(AT, 1):  # they hold themselves
         motors.put(motor, GOAL, steps)
         motors.memory[motor][TORQUE] = 1
-    try:
-        device()
-    except DeviceError as e:
-        found["uncalibrated"] = str(e)
-    found["refused"] = {"torque": motors.torque(), "writes": len(motors.writes)}
+    refused(device, "--teleop.type=so101_leader --teleop.port=")
+    assert motors.torque() == [1] * 6, "a mixed-up port loses no torque"
+    assert not motors.writes
     calibrate(folder)
-    for units, degrees in (("percent", False), ("degrees", True)):
-        made = device(use_degrees=degrees)
-        found[units] = made.read().joints.tolist()
-        if not degrees:
-            made.close()
+    made = device()
+    near(made.read().joints, in_rad(AT), 1e-3)
+    made.close()
+    made = device(use_degrees=True)
+    near(made.read().joints, in_rad(AT), 1e-3)
     target = [2000, 2100, 1900, 2200, 2300, 1500]
     for motor, steps in enumerate(target, 1):
         motors.put(motor, PRESENT, steps)
-    found["target"] = in_rad(target)
-    wait(lambda: abs(made.read().joints - found["target"]).max() < 1e-3)
-    found["moved"] = made.read().joints.tolist()
-    found["rounds"] = rounds(made.read)
+    wait(lambda: abs(made.read().joints - in_rad(target)).max() < 1e-3)
+    moved = made.read().joints
+    assert rounds(made.read) > 25, "readings within a second"
     motors.silent = True
     wait(lambda: not made.read().alive)
-    found["silent"] = {"alive": made.read().alive, "joints": made.read().joints.tolist()}
+    near(made.read().joints, moved, 0.0)
     time.sleep(1.0)  # it is opened again meanwhile, without an answer
     motors.silent = False
     wait(lambda: made.read().alive)
-    found["again"] = made.read().joints.tolist()
-    found["driven"] = driven(motors, made)
+    near(made.read().joints, moved, 1e-9)
+    driven(motors, made)
     made.close()
-    found["torque"] = motors.torque()
-    print(json.dumps(found))
+    assert motors.torque() == [0] * 6
+    both = ("configure", "get_action")
+    print(signatures({SOLeader: both, KochLeader: both, BiSOLeader: both[1:]}))
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ def recorded(lag: float, latency: float, noise: float = 0.0, rate: float = 30.0)
     rng = np.random.default_rng(0)
     taken = np.arange(moments[0] + 0.1, moments[-1], 1 / rate) + rng.uniform(0, 0.003, 1)
     bars = 10 * (np.interp(taken - latency, stamps, q) - q[0])  # where an edge is, share of the width
-    pictures = [(np.arange(160) / 160 < 0.5 + bar) * 200.0 + rng.normal(0, noise, (120, 160)) for bar in bars]
+    pictures = [(np.arange(160) / 160 < 0.5 + bar) * 200.0 + rng.normal(0, noise, (30, 160)) for bar in bars]
     changes = [float(np.abs(b - a).mean()) for a, b in itertools.pairwise(pictures)]
     seen = list(zip(taken, taken[1:], changes, strict=False))
     return Recording(moments, set_point, stamps, q, {"top": seen}, {"top": [0.01] * len(seen)})
@@ -83,11 +83,9 @@ def test_a_swing_that_cannot_be_is_refused_before_anything_moves(joint, angle, p
 
 def test_a_swing_of_a_served_robot_is_recorded_or_refused(tmp_path):
     path = tmp_path / "robot.toml"
-    path.write_text('name = "cell"\nstart = "evaluating"\n[driver]\nname = "fake"\nlag = 0.04\n')
+    path.write_text('name = "cell"\nstart = "evaluating"\nrate = 100\n[driver]\nname = "fake"\nlag = 0.04\n')
     file = load(path)
     with simulated(file, load_driver(file)) as server:
-        for _ in range(5):
-            server.advance()
         operator, machine = server.client("operator"), server.server.loop.machine
         operator.request("clear")
         recording = record(operator, JOINT, 0.05, [], machine.generation)
@@ -106,18 +104,14 @@ def robot(tmp_path):
     file = load(path)
     arms = load_driver(file)
     with simulated(file, arms) as server:
-        for _ in range(5):
-            server.advance()
         yield file, arms, server
 
 
-def without_torque(server):
-    operator = server.client("operator")
-    operator.request("clear")
+def without_torque(server, operator):
     operator.request("torque_off")
+    server.each_pass = lambda state: None
     for _ in range(5):
         server.advance()
-    return operator
 
 
 def lead(arms, low, high):
@@ -132,7 +126,9 @@ def lead(arms, low, high):
 
 def test_the_extremes_become_limits_of_every_profile(robot):
     file, arms, server = robot
-    client = without_torque(server)
+    client = server.client("operator")
+    client.request("clear")
+    without_torque(server, client)
     start = arms.q.copy()
     high = start + np.array([0.5, 0.4, 0.3, 0.6, 0.5, 0.02, 0.4])
     server.each_pass = lead(arms, start, high)
@@ -151,12 +147,13 @@ def test_the_extremes_become_limits_of_every_profile(robot):
     made = load(out)
     assert made.profiles["careful"].limits.rates.velocity[0] == 1.0  # what the file had is kept
     assert "# a comment" in out.read_text()
-    with pytest.raises(ConfigError, match="not overwritten"):
-        write_taught(file, spec, low, most, out)
-    with pytest.raises(ConfigError, match="has low or high already"):
-        write_taught(made, spec, low, most, file.path.with_name("again.toml"))
-    with pytest.raises(ConfigError, match="another folder"):
-        write_taught(file, spec, low, most, file.path.parent.parent / "taught.toml")
+    for of, to, named in (
+        (file, out, "not overwritten"),
+        (made, file.path.with_name("again.toml"), "has low or high already"),
+        (file, file.path.parent.parent / "taught.toml", "another folder"),
+    ):
+        with pytest.raises(ConfigError, match=named):
+            write_taught(of, spec, low, most, to)
 
 
 def test_arms_with_torque_or_that_are_not_measured_are_not_taught(robot):
@@ -173,14 +170,10 @@ def test_arms_with_torque_or_that_are_not_measured_are_not_taught(robot):
         arms._rest = arms.q = arms.q + 1.0 * (np.arange(7) == 0)
 
     for happens, named in ((arms.clear_faults, "torque on"), (jump, "jumped")):
-        operator.request("torque_off")
-        server.each_pass = lambda state: None
-        for _ in range(5):
-            server.advance()
+        without_torque(server, operator)
         passes = iter(range(1000))
         server.each_pass = lambda state, happens=happens, passes=passes: happens() if next(passes) == 20 else None
         with pytest.raises(RobotError, match=named):
             extremes(operator, 20.0, lambda line: None)
-        server.each_pass = lambda state: None
         if named == "torque on":
             operator.request("clear")

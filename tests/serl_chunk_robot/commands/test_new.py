@@ -15,16 +15,6 @@ from serl_chunk_robot.errors import ConfigError
 from serl_chunk_robot.main import main
 from serl_chunk_robot.robot_file.config import load
 
-
-def test_addresses_are_tried():
-    with socket.create_server(("127.0.0.1", 0)) as there:
-        open_port = there.getsockname()[1]
-        assert find([f"127.0.0.1:{open_port}"]).addresses == [f"127.0.0.1:{open_port} answers"]
-    assert "does not answer" in find([f"127.0.0.1:{open_port}"]).addresses[0]
-    with pytest.raises(ConfigError, match="HOST:PORT"):
-        find(["192.168.1.2"])
-
-
 FOUND = Found(
     ["serial port /dev/serial/by-id/left (perhaps motors)"],
     [Camera("v4l2", "device", "/dev/v4l/by-id/cam-video-index0", "not permitted. Run: x")],
@@ -63,61 +53,54 @@ def test_no_file_is_overwritten_and_no_driver_guessed(tmp_path, capsys):
     with patch("serl_chunk_robot.commands.new.find", lambda addresses: FOUND):
         assert main(["new", str(path)]) == 0
     before = path.read_text()
-    assert main(["new", str(path)]) == 2
-    assert "is not overwritten" in capsys.readouterr().err
+    for arguments, named in (
+        ([str(path)], "is not overwritten"),
+        ([str(tmp_path / "b.toml"), "--driver", "fakee"], "Did you mean fake"),
+        ([str(tmp_path / "none" / "b.toml")], "cannot be written"),
+        ([str(tmp_path / "b.toml"), "--address", "192.168.1.2"], "HOST:PORT"),
+    ):
+        assert main(["new", *arguments]) == 2
+        assert named in capsys.readouterr().err
     assert path.read_text() == before
-    assert main(["new", str(tmp_path / "b.toml"), "--driver", "fakee"]) == 2
-    assert "Did you mean fake" in capsys.readouterr().err
-    assert main(["new", str(tmp_path / "none" / "b.toml")]) == 2
-    assert "cannot be written" in capsys.readouterr().err
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        address = f"127.0.0.1:{there.getsockname()[1]}"
+        assert find([address]).addresses == [f"{address} answers"]
+    assert "does not answer" in find([address]).addresses[0]
 
 
-class Machine:
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def write(self, path: str, text: str = "") -> Path:
-        file = self.root / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-        return file
-
-    def camera(self, first: int, usb: str, link: str = "", product: str = "Webcam", vendor: str = "046d") -> None:
-        """Plug in a UVC camera: a node of pictures and one of metadata, with links as udev makes them."""
-        device = self.write(f"sys/bus/usb/devices/{usb}/idVendor", vendor + "\n").parent
-        (device / "product").write_text(product + "\n")
-        interface = device / f"{usb}:1.0"
-        interface.mkdir()
-        for index in (0, 1):
-            name = f"video{first + index}"
-            self.write(f"dev/{name}")
-            of = self.write(f"sys/class/video4linux/{name}/index", f"{index}\n").parent
-            (of / "device").symlink_to(interface)
-            for kind, text in (("by-id", link), ("by-path", f"pci-0-usb-{usb}")):
-                if text:
-                    at = self.root / "dev/v4l" / kind / f"{text}-video-index{index}"
-                    at.parent.mkdir(parents=True, exist_ok=True)
-                    at.symlink_to(f"../../{name}")
-
-    def v4l2(self, path: str, note: str = "") -> Camera:
-        return Camera("v4l2", "device", str(self.root / path), note)
+def write(file: Path, text: str = "") -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return file
 
 
-@pytest.fixture
-def machine(tmp_path, monkeypatch):
+def plug(root: Path, first: int, usb: str, link: str = "", vendor: str = "046d") -> None:
+    """Plug in a UVC camera: a node of pictures and one of metadata, with links as udev makes them."""
+    device = write(root / "sys/bus/usb/devices" / usb / "idVendor", vendor + "\n").parent
+    write(device / "product", "RealSense\n")
+    (device / "1.0").mkdir()
+    for index in (0, 1):
+        node = write(root / f"dev/video{first + index}")
+        of = write(root / "sys/class/video4linux" / node.name / "index", f"{index}\n").parent
+        (of / "device").symlink_to(device / "1.0")
+        for kind, text in (("by-id", link), ("by-path", f"pci-0-usb-{usb}")):
+            if text:
+                at = root / "dev/v4l" / kind / f"{text}-video-index{index}"
+                at.parent.mkdir(parents=True, exist_ok=True)
+                at.symlink_to(node)
+
+
+def test_cameras_are_named_by_serial_number_then_place_and_metadata_is_left_out(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyrealsense2", None)
-    return Machine(tmp_path)
-
-
-def test_cameras_are_named_by_serial_number_then_place_and_metadata_is_left_out(machine):
-    machine.camera(0, "1-1", "usb-Logi_A1")
-    machine.camera(2, "1-2")  # has no serial number: udev makes no link by it
-    machine.camera(10, "1-3", "usb-Logi_B2")
-    assert find_cameras(machine.root) == [
-        machine.v4l2("dev/v4l/by-id/usb-Logi_A1-video-index0"),
-        machine.v4l2("dev/v4l/by-path/pci-0-usb-1-2-video-index0"),
-        machine.v4l2("dev/v4l/by-id/usb-Logi_B2-video-index0"),
-    ]
-    machine.write("dev/video20")
-    assert find_cameras(machine.root)[-1] == machine.v4l2("dev/video20"), "a node without links"
-    assert find_cameras(machine.root / "none") == []
+    plug(tmp_path, 0, "1-1", "usb-Logi_A1")
+    plug(tmp_path, 2, "1-2")  # has no serial number: udev makes no link by it
+    plug(tmp_path, 4, "2-1", vendor="8086")
+    plug(tmp_path, 10, "1-3", "usb-Logi_B2")
+    write(tmp_path / "dev/video20")  # a node without links
+    real, *others = find_cameras(tmp_path)
+    assert (real.driver, real.value) == ("realsense", "")
+    assert "pip install pyrealsense2" in real.note
+    paths = "by-id/usb-Logi_A1", "by-path/pci-0-usb-1-2", "by-id/usb-Logi_B2"
+    nodes = [*(f"v4l/{path}-video-index0" for path in paths), "video20"]
+    assert others == [Camera("v4l2", "device", str(tmp_path / "dev" / node), "") for node in nodes]
+    assert find_cameras(tmp_path / "none") == []

@@ -54,8 +54,8 @@ def spacemouse(stack, folder):
 
 def gello(stack, folder):
     servos = dynamixel_bus.Servos(1, 2)
-    port = stack.enter_context(dynamixel_bus.stand_in(servos))
-    device = Gello(port, (1, 2), (math.pi, math.pi), (1, 1))
+    stack.enter_context(dynamixel_bus.stand_in(servos))
+    device = Gello("/dev/any", (1, 2), (math.pi, math.pi), (1, 1))
     return Rig(device, lambda: servos.turn(1, 4.0), sets(servos, unplugged=True), sets(servos, unplugged=False))
 
 

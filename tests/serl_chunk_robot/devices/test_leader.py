@@ -18,8 +18,8 @@ from serl_chunk_robot.devices.base import DeviceError
 from serl_chunk_robot.devices.gello import Gello
 from serl_chunk_robot.devices.leader import leaders_ros1, leaders_ros2
 
-IDS = (1, 2, 7)
-OPTIONS = {"ids": IDS, "offsets": (math.pi, 1.0), "signs": (1, -1), "gripper_closed": 2.0, "gripper_open": 3.0}
+PORT, IDS = "/dev/serial/by-id/usb-FTDI", (1, 2, 7)
+OPTIONS = dict(port=PORT, ids=IDS, offsets=(math.pi, 1.0), signs=(1, -1), gripper_closed=2.0, gripper_open=3.0)
 
 
 @pytest.fixture
@@ -28,13 +28,8 @@ def servos():
     made.turn(1, math.pi + 0.5)
     made.turn(2, 1.5)
     made.turn(7, 2.25)
-    return made
-
-
-@pytest.fixture
-def port(servos):
-    with dynamixel_bus.stand_in(servos) as port:
-        yield port
+    with dynamixel_bus.stand_in(made):
+        yield made
 
 
 def test_the_stand_in_has_the_parameters_of_the_sdk():
@@ -46,8 +41,8 @@ def test_the_stand_in_has_the_parameters_of_the_sdk():
                 assert len(inspect.signature(function).parameters) == len(theirs), method
 
 
-def test_servos_are_joints_and_a_gripper(port, servos, opened):
-    device = opened(Gello, port, **OPTIONS)
+def test_servos_are_joints_and_a_gripper(servos, opened):
+    device = opened(Gello, **OPTIONS)
     reading = device.read()
     np.testing.assert_allclose(reading.joints, [0.5, -0.5, 0.25], atol=2e-3)
     assert (reading.alive, reading.twist, reading.buttons) == (True, None, ())
@@ -56,14 +51,14 @@ def test_servos_are_joints_and_a_gripper(port, servos, opened):
     wait(lambda: device.read().joints[0] < 0 and device.read().joints[2] > 0.9)
     np.testing.assert_allclose(device.read().joints, [-0.5, -0.5, 1.0], atol=2e-3)
     device.close()
-    bare = opened(Gello, port, IDS, (math.pi, 1.0, 2.0), (1, -1, 1))  # every servo is a joint
+    bare = opened(Gello, PORT, IDS, (math.pi, 1.0, 2.0), (1, -1, 1))  # every servo is a joint
     np.testing.assert_allclose(bare.read().joints, [-0.5, -0.5, 3.0], atol=2e-3)
 
 
-def test_a_joint_is_continuous_and_full_turns_are_taken_off_at_the_start(port, servos, opened):
+def test_a_joint_is_continuous_and_full_turns_are_taken_off_at_the_start(servos, opened):
     servos.turn(1, math.pi + 0.5 - math.tau)  # the register is signed
     servos.turn(2, 1.5 + math.tau)
-    device = opened(Gello, port, **OPTIONS)
+    device = opened(Gello, **OPTIONS)
     np.testing.assert_allclose(device.read().joints, [0.5, -0.5, 0.25], atol=2e-3)
     servos.turn(2, 1.0 + math.tau - 3.5)
     wait(lambda: device.read().joints[1] > 0)
@@ -75,8 +70,8 @@ def test_a_joint_is_continuous_and_full_turns_are_taken_off_at_the_start(port, s
     np.testing.assert_allclose(device.read().joints, [0.2, 1.2 + math.tau, 0.25], atol=2e-3)
 
 
-def test_a_servo_that_falls_silent_is_a_loss_until_it_answers(port, servos, opened, monkeypatch, caplog):
-    device = opened(Gello, port, **OPTIONS)
+def test_a_servo_that_falls_silent_is_a_loss_until_it_answers(servos, opened, monkeypatch, caplog):
+    device = opened(Gello, **OPTIONS)
     wait(lambda: device.read().alive)
     monkeypatch.setattr(polling, "SILENT", 0.2)
     servos.mute.add(2)
@@ -87,7 +82,7 @@ def test_a_servo_that_falls_silent_is_a_loss_until_it_answers(port, servos, open
     device.close()
     servos.mute.add(2)
     with pytest.raises(DeviceError, match="no answer of servo 2 at 57600 baud"):
-        Gello(port, **OPTIONS)
+        Gello(**OPTIONS)
 
 
 # ALOHA's.

@@ -10,7 +10,7 @@ from serl_chunk_robot.devices.leader_motion import LeaderDrive, Permission
 from serl_chunk_robot.devices.neutral import NeutralFirst
 from serl_chunk_robot.safety.motion import Limits, Rates
 
-LOOK = 0.004  # s between two looks
+LOOK = 0.01  # s between two looks
 # Of the product, written apart: s before torque, s of a permission, rad/s, rad that a hand holds it from its set point.
 STANDS, VALID, FASTEST, HELD = 1.0, 0.1, 0.5, 0.15
 ARM = np.array([0.6, -0.4, 0.2, 0.9])  # three joints and a gripper

@@ -106,18 +106,16 @@ def test_an_arm_that_lost_its_configuration_is_an_error_and_no_empty_state(rig):
 
 def test_a_controllers_error_is_cleared_by_a_thread_or_stays_a_fault(rig, monkeypatch):
     rig.ready()
-    before = rig.read()
+    target = rig.read().q
     rig.fault()
-    fault = rig.read(lambda reading: bool(reading.faults))
-    assert fault.faults == (f"{RIGHT}: Joint overheated",)
-    assert fault.stamp >= before.stamp
+    assert rig.read(lambda reading: bool(reading.faults)).faults == (f"{RIGHT}: Joint overheated",)
     with pytest.raises(DriverError, match="Joint overheated"):
-        rig.driver.command(before.q, 0.02)
+        rig.driver.command(target, 0.02)
     rig.driver.clear_faults()
     rig.driver.clear_faults()  # an operator who presses twice
     assert "being switched" in rig.driver.read().faults[-1]
     with pytest.raises(DriverError, match="Clear the robot first"):
-        rig.driver.command(before.q, 0.02)
+        rig.driver.command(target, 0.02)
     rig.read(lambda reading: reading.torque and not reading.faults)
     assert rig.controllers[1].calls.count("clear_error") == 1
     assert {*rig.controllers[0].calls} == {"set_all_modes position"}

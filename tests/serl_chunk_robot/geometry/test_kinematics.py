@@ -35,7 +35,7 @@ def test_both_arms_are_as_mujoco_has_them():
     data = mujoco.MjData(model)
     arms = viperx(yaw=3.1416)  # as the model file rounds it
     rng = np.random.default_rng(0)
-    poses = rng.uniform(-np.pi, np.pi, (200, 14))
+    poses = rng.uniform(-np.pi, np.pi, (50, 14))
     points = arms(poses)
     for k, pose in enumerate(poses):
         for side, joints in zip(("vx300s_left", "vx300s_right"), arms.joints, strict=True):
@@ -74,10 +74,9 @@ def test_no_turn_moves_a_point_further_than_its_lever():
 ARMS = viperx()
 
 
-@pytest.mark.parametrize("arm", [0, 1])
-def test_poses_of_an_arm_are_found_from_elsewhere(arm):
-    rng, missed = np.random.default_rng(arm), 0
-    for _ in range(100):
+def test_poses_of_an_arm_are_found_from_elsewhere():
+    rng, missed = np.random.default_rng(0), 0
+    for arm in (0, 1) * 40:
         frame = ARMS.tip(arm, np.clip(HOME + rng.uniform(-0.5, 0.5, J), LOW, HIGH))[0]
         found = reach(ARMS, arm, HOME, frame, LOW, HIGH, turned=True)
         if found is None:
@@ -89,7 +88,7 @@ def test_poses_of_an_arm_are_found_from_elsewhere(arm):
         assert ((found >= LOW) & (found <= HIGH)).all()
         others = np.delete(np.arange(J), ARMS.joints[arm])
         np.testing.assert_array_equal(found[others], HOME[others])
-    assert missed <= 8, "of turns of up to 0.5 rad in each joint, some of them onto limits"
+    assert missed <= 7, "of turns of up to 0.5 rad in each joint, some of them onto limits"
 
 
 def test_what_is_out_of_reach_is_not_found_and_soon():
@@ -101,26 +100,18 @@ def test_what_is_out_of_reach_is_not_found_and_soon():
     assert time.process_time() - began < 0.5
 
 
-@pytest.mark.parametrize("arm", [0, 1])
-@pytest.mark.parametrize("height", [0.02, 0.1, -0.1])
-def test_a_lift_is_straight_and_keeps_the_orientation_where_the_arm_can(arm, height):
-    way = lifted(ARMS, arm, HOME, height, LOW, HIGH)
+# The last one's wrist cannot make up for the shoulder.
+@pytest.mark.parametrize(("arm", "height", "wrist"), [(0, 0.02, 9), (1, 0.1, 9), (0, -0.1, 9), (0, 0.1, 0.02)])
+def test_a_lift_is_straight_and_keeps_the_orientation_where_the_arm_can(arm, height, wrist):
+    room = np.where(np.arange(J) == 4, wrist, 9)
+    way = lifted(ARMS, arm, HOME, height, np.maximum(HOME - room, LOW), np.minimum(HOME + room, HIGH))
     assert way is not None
     path = along(polynomial(way), np.linspace(0, 1, 101))
     frames = np.array([ARMS.tip(arm, pose)[0] for pose in path])
     np.testing.assert_allclose(frames[-1, :3, 3] - frames[0, :3, 3], [0, 0, height], atol=2e-5)
     assert np.linalg.norm(frames[:, :2, 3] - frames[0, :2, 3], axis=1).max() < kinematics.STRAIGHT / 10
-    assert max(np.linalg.norm(axis_angle(f[:3, :3] @ frames[0, :3, :3].T)) for f in frames) < 1e-3
-
-
-def test_a_lift_turns_the_tip_where_it_must():
-    low = np.where(np.arange(J) == 4, HOME - 0.02, LOW)  # the wrist cannot make up for the shoulder
-    high = np.where(np.arange(J) == 4, HOME + 0.02, HIGH)
-    way = lifted(ARMS, 0, HOME, 0.1, low, high)
-    assert way is not None
-    frames = [ARMS.tip(0, pose)[0] for pose in way[[0, -1]]]
-    np.testing.assert_allclose(frames[1][:3, 3] - frames[0][:3, 3], [0, 0, 0.1], atol=2e-5)
-    assert np.linalg.norm(axis_angle(frames[1][:3, :3] @ frames[0][:3, :3].T)) > 0.02
+    turns = [np.linalg.norm(axis_angle(f[:3, :3] @ frames[0, :3, :3].T)) for f in frames]
+    assert max(turns) < 1e-3 if wrist == 9 else turns[-1] > 0.02
 
 
 # Rotations.
@@ -136,21 +127,17 @@ def turned(axis: int, angle: float) -> np.ndarray:
     return out
 
 
-@given(angles)
-def test_angles_are_turns_about_x_then_y_then_z_of_the_world(euler):
+@given(angles, st.tuples(*[st.floats(-40, 40)] * 3).map(np.array))
+def test_angles_are_turns_about_x_then_y_then_z_of_the_world_within_half_a_turn_of_others(euler, near):
     matrix = turned(2, euler[2]) @ turned(1, euler[1]) @ turned(0, euler[0])
     np.testing.assert_allclose(matrix_of_euler(euler), matrix, atol=1e-12)
     np.testing.assert_allclose(euler_of_matrix(matrix), euler, atol=1e-9)
     quat = quat_of_euler(euler)
     for length in (1.0, -1.0, 0.3):
         np.testing.assert_allclose(matrix_of_quat(length * quat), matrix, atol=1e-12)
-
-
-@given(angles, st.tuples(*[st.floats(-40, 40)] * 3).map(np.array))
-def test_unwrapped_angles_are_the_same_and_within_half_a_turn(euler, near):
     out = unwrapped(euler, near)
     assert (np.abs(out - near) <= np.pi + 1e-9).all()
-    np.testing.assert_allclose(matrix_of_euler(out), matrix_of_euler(euler), atol=1e-9)
+    np.testing.assert_allclose(matrix_of_euler(out), matrix, atol=1e-9)
 
 
 @given(angles, st.tuples(*[st.floats(-2, 2)] * 3).map(np.array))
