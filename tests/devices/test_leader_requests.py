@@ -7,15 +7,22 @@ import time
 
 import numpy as np
 import pytest
-from driven_leader import Served, human_of
+from driven_leader import SPEC, LedRobot
 from errors import naming
-from robot_served import wait
+from hosted_device import HostedDevice
+from robot_served import HERE, free_port, served, wait
 
+from serl_chunk.config.experiment import ActorConfig, ExperimentConfig
+from serl_chunk.config.operator import DeviceConfig
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.devices import leader_requests
+from serl_chunk.devices.human import HumanIntervention
 from serl_chunk.devices.leader_requests import AGAIN_S, KEEPS_S, LeaderDrives
+from serl_chunk.devices.operator import make_human
 from serl_chunk.devices.robot_hosted import open_hosted
+from serl_chunk.robots.base import RobotEnv
 from serl_chunk.robots.registry import make_env
+from serl_chunk.robots.served.robot import ServedRobot
 from serl_chunk.types import ConfigError
 from serl_chunk_robot.client.client import RobotError
 from serl_chunk_robot.devices.base import DriveStatus, Sample
@@ -134,15 +141,25 @@ def test_leaders_that_do_not_report_their_release_are_a_fault_and_a_cancelled_dr
     desk.drives.cancel()
 
 
-def test_an_actor_drives_the_leader_of_a_served_robot_and_a_stop_takes_its_torque(tmp_path):
+def human_of(stack: contextlib.ExitStack, config: FakeAlohaConfig, env: RobotEnv) -> HumanIntervention:
+    actor = ActorConfig(intervention="leader")
+    human = make_human(ExperimentConfig("x", config, actor=actor, device=DeviceConfig(align="drive")), env)
+    stack.callback(human.close)
+    return human
+
+
+def test_an_actor_drives_the_leader_of_a_served_robot_and_a_stop_takes_its_torque(tmp_path, monkeypatch):
+    monkeypatch.setattr("serl_chunk_robot.devices.polling.SILENT", 1.0)  # of readings at the actor
     with contextlib.ExitStack() as stack:
-        cell = Served(stack, tmp_path)
-        cell.env.reset(seed=1)
-        human = human_of(stack, cell)
+        cell = LedRobot(stack, tmp_path)
+        config = FakeAlohaConfig(server=f"{HERE}:{cell.robot.port}")
+        env = stack.enter_context(contextlib.closing(ServedRobot(config, SPEC)))
+        env.reset(seed=1)
+        human = human_of(stack, config, env)
 
         def poll() -> bool:
             time.sleep(0.01)
-            cell.env.idle()
+            env.idle()
             return human.drives.poll()
 
         def torque() -> bool:
@@ -157,7 +174,7 @@ def test_an_actor_drives_the_leader_of_a_served_robot_and_a_stop_takes_its_torqu
         wait(lambda: not poll())
         assert human.drives.failed
         cell.operator.request("clear")
-        cell.env.reset(seed=1)
+        env.reset(seed=1)
         for _ in range(5):  # on a busy machine a reading may be late, and the leader lost
             human.drives.begin()
             wait(lambda: not poll(), 30.0)
@@ -165,18 +182,20 @@ def test_an_actor_drives_the_leader_of_a_served_robot_and_a_stop_takes_its_torqu
                 break
         assert human.drives.failed == ""
         assert not cell.torque()
-        leader = open_hosted(cell.config, cell.env.robot_spec, (), joints=True)[0][1]
+        leader = open_hosted(config, env.robot_spec, (), joints=True)[0][1]
         stack.callback(leader.close)
-        q = cell.env.seen().q
+        q = env.seen().q
         np.testing.assert_allclose(leader.read().joints, q[7:], atol=0.05)
 
 
-def test_leaders_that_cannot_be_driven_and_robots_without_a_server_are_refused(tmp_path):
-    refused = naming("device.align", "right at", "Feetech", "near")
-    with contextlib.ExitStack() as stack:
-        env = stack.enter_context(contextlib.closing(make_env(FakeAlohaConfig())))
-        with pytest.raises(ConfigError, match=refused):
-            human_of(stack, Served(stack, tmp_path), env=env)
-    (tmp_path / "plain").mkdir()
-    with contextlib.ExitStack() as stack, pytest.raises(ConfigError, match=refused):
-        human_of(stack, Served(stack, tmp_path / "plain", "plain = true"))
+@pytest.mark.parametrize("driven", [True, False])
+def test_leaders_that_cannot_be_driven_and_robots_without_a_server_are_refused(driven: bool):
+    port, drive = free_port(3), DriveStatus() if driven else None
+    config = FakeAlohaConfig(server=f"{HERE}:{port}")
+    with served(port=port, devices=(("right", port + 2, 1),)) as robot, contextlib.ExitStack() as stack:
+        sample = Sample(None, np.zeros(7), (), 0.0, True, drive)
+        stack.enter_context(HostedDevice(robot.server.run_id, "right", port + 2, sample))
+        env = make_env(FakeAlohaConfig()) if driven else ServedRobot(config, SPEC)
+        stack.enter_context(contextlib.closing(env))
+        with pytest.raises(ConfigError, match=naming("device.align", "right at", "Feetech", "near")):
+            human_of(stack, config, env)

@@ -57,7 +57,7 @@ class Cell:
         port = free_port(2 + len(devices))
         self.listed = tuple((name, port + 2 + k, arm) for k, (name, (_, arm)) in enumerate(devices.items()))
         clock = lambda: time.monotonic() + AHEAD  # noqa: E731
-        self.robot = stack.enter_context(served(port=port, devices=self.listed, clock=clock))
+        self.robot = stack.enter_context(served(port=port, devices=self.listed, clock=clock, dt=0.02))
         self.config = FakeAlohaConfig(server=f"{HERE}:{port}")
         run = self.robot.server.run_id
         self.devices = {

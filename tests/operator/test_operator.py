@@ -73,22 +73,24 @@ def test_a_stop_is_latched_with_and_without_a_server(desk, served):
     assert (desk.word, desk.operator.holding) == (ActorState.HOLD, True)
 
 
-@pytest.mark.parametrize("lost", ["device", "pedal"])
+@pytest.fixture(params=["mouse", "pedal"])
+def lost(request: pytest.FixtureRequest) -> str:
+    """A device, or the pedal."""
+    return request.param
+
+
+def unplug(desk: Desk, hand: Hand, lost: str = "") -> bool:
+    """Lose a device or the pedal; have all of them back by default."""
+    hand.hands_now = DeviceActivity(lost=(lost,) * (lost == "mouse"))
+    desk.pedal.alive = lost != "pedal"
+    return True
+
+
 def test_a_device_or_pedal_that_is_lost_in_a_reset_holds(make_desk, lost):
     desk = make_desk(intervention=(hand := Hand()))
-
-    def unplugged() -> bool:
-        if there := desk.robot.moving and desk.word is ActorState.RESET:
-            hand.hands_now = DeviceActivity(lost=("mouse",)) if lost == "device" else DeviceActivity()
-            desk.pedal.alive = lost == "device"
-        return there
-
-    def plugged() -> bool:
-        hand.hands_now, desk.pedal.alive = DeviceActivity(), True
-        return True
-
+    unplugged = lambda: desk.robot.moving and desk.word is ActorState.RESET and unplug(desk, hand, lost)  # noqa: E731
     # `u` does nothing there. Enter goes on with the reset, which has its own countdown.
-    desk.script = [Press(unplugged, b"u"), Press(1.0, b"u"), Press(lambda: plugged(), b"u"), Press(0.5, b"\r")]
+    desk.script = [Press(unplugged, b"u"), Press(1.0, b"u"), Press(lambda: unplug(desk, hand), b"u"), Press(0.5, b"\r")]
     desk.runner.run_episode(0)
     assert desk.robot.requests == ["hold", "go"]
     assert len(desk.env.options) == 2  # the reset was ended, and begun again
@@ -204,21 +206,19 @@ def test_a_reset_that_waits_for_the_scene_goes_on_once_after_the_countdown(desk)
     assert desk.operator.view.countdown is None
 
 
-@pytest.mark.parametrize("lost", ["device", "pedal"])
 def test_a_lost_device_or_pedal_holds_and_blocks_until_it_is_back(make_desk, lost):
     desk = make_desk(intervention=(hand := Hand()))
 
     def unplugged() -> bool:
-        if (there := desk.at(ActorState.POLICY, 3)()) and not hand.hands_now.lost:
-            hand.hands_now = DeviceActivity(lost=("mouse",)) if lost == "device" else DeviceActivity()
-            desk.pedal.alive = lost == "device"
+        if there := desk.at(ActorState.POLICY, 3)():
+            unplug(desk, hand, lost)
         return (there and desk.env.tick >= 5) or desk.word is ActorState.HOLD
 
     desk.script = [Press(unplugged, b"\r"), Press(0.5, b"\r")]
     desk.runner.run_episode(0)
     assert desk.word is ActorState.HOLD, "Enter does not go on while it is lost"
-    assert [o.what for o in desk.operator.view.obstacles] == [f"device {'mouse' if lost == 'device' else lost} is lost"]
-    hand.hands_now, desk.pedal.alive = DeviceActivity(), True
+    assert [o.what for o in desk.operator.view.obstacles] == [f"device {lost} is lost"]
+    unplug(desk, hand)
     desk.operator.request(Action.GO, "page")
     polls(desk, 100)
     assert (desk.word, hand.resumed) == (ActorState.POLICY, 1)
@@ -408,14 +408,25 @@ def ended(labels: EpisodeLabels, name: str, **more: object) -> None:
     labels.begin()
 
 
+class Notes:
+    def __init__(self) -> None:
+        self.taken: list[str] = []
+        self.discard_noted = False
+
+    def note_discard(self, episode_id: str) -> None:
+        self.taken.append(episode_id)
+        self.discard_noted = False
+
+
 def test_a_discard_is_sent_when_the_next_episode_or_the_session_ends_and_can_be_undone_until_then():
-    labels = EpisodeLabels((amends := list[Amend]()).append)
+    labels, notes = EpisodeLabels((amends := list[Amend]()).append), Notes()
+    labels.notes = notes
     labels.discard()
     ended(labels, "a")
-    assert amends == []
+    assert (amends, notes.taken) == ([], ["a"])
+    labels.discard()
     ended(labels, "b")
-    labels.discard_last()
-    assert amends == [Amend("a", discard=True)]
+    assert (amends, notes.taken) == ([Amend("a", discard=True)], ["a", "", "b"]), "noted at its end"
     labels.send()
     assert amends == [Amend("a", discard=True), Amend("b", discard=True)]
     ended(labels, "c")
@@ -501,7 +512,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.system
-@pytest.mark.parametrize(("keys", "discarded"), [("d", True), ("du", False), ("dud", True)])
+@pytest.mark.parametrize(("keys", "discarded"), [("du", False), ("dud", True)])
 def test_what_was_shown_when_the_actor_was_killed_holds(tmp_path, keys, discarded):
     inbox, port, folder = Inbox(), free_port(), tmp_path / "s"
     paths = os.pathsep.join(path for path in sys.path if path)
@@ -522,16 +533,6 @@ def test_what_was_shown_when_the_actor_was_killed_holds(tmp_path, keys, discarde
     assert not folder.exists()
 
 
-class Notes:
-    def __init__(self) -> None:
-        self.taken: list[str] = []
-        self.discard_noted = False
-
-    def note_discard(self, episode_id: str) -> None:
-        self.taken.append(episode_id)
-        self.discard_noted = False
-
-
 def test_the_screen_shows_a_discard_as_such_once_it_is_on_disk():
     labels, notes = EpisodeLabels([].append), Notes()
     labels.notes = notes
@@ -544,17 +545,6 @@ def test_the_screen_shows_a_discard_as_such_once_it_is_on_disk():
         assert labels.shown == word
     labels.ended(End("b", 3, None, True, False, Outcome.FAILURE))
     assert (labels.shown, notes.taken) == ("failure", ["a", "", "a", ""])
-
-
-def test_a_discard_within_an_episode_is_noted_at_its_end():
-    amends: list[Amend] = []
-    labels, notes = EpisodeLabels(amends.append), Notes()
-    labels.notes = notes
-    for name in ("a", "b"):
-        labels.begin()
-        labels.discard()
-        labels.ended(End(name, 3, None, False, True, Outcome.UNKNOWN))
-    assert (amends, notes.taken) == ([Amend("a", discard=True)], ["a", "", "b"])
 
 
 def test_a_spool_whose_session_ended_with_a_note_is_kept_and_a_disk_that_takes_none_is_tried_again(tmp_path, caplog):

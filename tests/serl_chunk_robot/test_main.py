@@ -17,7 +17,7 @@ import pytest
 import robot_served
 from robot_limits import HOME, J
 from robot_served import HERE, served, until, wait
-from robot_world import Way
+from robot_world import TICK, Way
 
 from serl_chunk_robot.client.client import Keys, RobotClient, RobotError
 from serl_chunk_robot.commands import requests
@@ -29,7 +29,7 @@ from serl_chunk_robot.server.admission import read_allowed
 
 @pytest.fixture
 def robot():
-    with served() as robot:
+    with served(dt=TICK) as robot:
         yield robot
 
 
@@ -170,6 +170,7 @@ def test_the_end_of_another_motion_does_not_end_the_day(robot, capsys):
     assert robot.arms._on.all()
 
 
+@patch("serl_chunk_robot.server.leases.SILENCE", 60.0)  # of the actor, meanwhile
 def test_at_a_terminal_enter_lets_it_move_and_nothing_else_does(robot, capsys, monkeypatch):
     robot.server.loop.machine.needs_go = True
     operator, actor = robot.operator(), robot.client()

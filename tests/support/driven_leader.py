@@ -6,15 +6,11 @@ import contextlib
 from pathlib import Path
 from unittest.mock import patch
 
-from robot_limits import GRIPPERS, HIGH, LOW, J
+import numpy as np
+from robot_limits import GRIPPERS, HIGH, HOME, LOW, J
 from robot_served import HERE, free_port, served
 from robot_world import TICK
 
-from serl_chunk.config.experiment import ActorConfig, ExperimentConfig
-from serl_chunk.config.operator import DeviceConfig
-from serl_chunk.config.robots import FakeAlohaConfig
-from serl_chunk.devices.operator import make_human
-from serl_chunk.robots.served.robot import ServedRobot
 from serl_chunk.types import RobotSpec
 from serl_chunk_robot.robot_file.config import load
 from serl_chunk_robot.robot_file.profiles import CAUTIOUS
@@ -38,16 +34,18 @@ from serl_chunk_robot.devices.polling import PolledDevice
 
 
 class Simulated(PolledDevice):
-    """Seven joints. A file shows their torque, and its absence unplugs the leader."""
+    """Seven joints. A file shows their torque, and its absence unplugs the leader.
+
+    A hand that is a file beside it holds the leader ("held"), or moves it away from its arm once ("away").
+    """
 
     pause = 0.002
 
-    def __init__(self, state, away=0.5, held=False, plain=False):
+    def __init__(self, state):
         # Machines that run tests may stand still for longer than robot PCs may.
-        leader_motion.VALID = polling.SILENT = 0.5  # s
-        self.state, self.joints, self.torque, self.held = Path(state), np.full(7, away), False, held
-        self.joints[6] = 0.5
-        self.drive = None if plain else LeaderDrive("simulated", self, 7)
+        leader_motion.VALID = polling.SILENT = leader_motion.STANDS = 0.5  # s
+        self.state, self.joints, self.torque = Path(state), np.array(AWAY), False
+        self.drive = LeaderDrive("simulated", self, 7)
         super().__init__("simulated")
 
     def _open(self):
@@ -61,6 +59,9 @@ class Simulated(PolledDevice):
     def _look(self):
         if not self.state.exists():
             raise OSError("device not configured")
+        if (hand := self.state.with_name("away")).exists():
+            self.joints = np.array(AWAY)
+            hand.unlink()
         return Sample(None, self.joints.copy(), (), time.monotonic(), True)
 
     def _release(self):
@@ -74,7 +75,7 @@ class Simulated(PolledDevice):
         self._show(True)
 
     def move(self, joints):
-        if not self.held:
+        if not self.state.with_name("held").exists():
             self.joints = joints.copy()
         self._show(True)
 
@@ -83,42 +84,27 @@ class Simulated(PolledDevice):
 '''
 
 
-def robot_file(folder: Path, more: str = "", port: int = 0) -> Path:
-    (folder / "leader.py").write_text(LEADER)
-    table = f'name = "right"\ndriver = "leader.py:Simulated"\nstate = "{folder / "state"}"\narm = 1\n{more}'
+def robot_file(folder: Path) -> Path:
+    away = HOME[7:] + 0.3 * (np.arange(7) < 6)  # of the joints, not of the gripper
+    (folder / "leader.py").write_text(f"AWAY = {away.tolist()}\n{LEADER}")
+    table = f'name = "right"\ndriver = "leader.py:Simulated"\nstate = "{folder / "state"}"\narm = 1'
     path = folder / "robot.toml"
-    path.write_text(f'name = "cell"\ndriver = "fake"\nport = {port or free_port(3)}\n[[device]]\n{table}\n')
+    path.write_text(f'name = "cell"\ndriver = "fake"\nport = {free_port(3)}\n[[device]]\n{table}\n')
     return path
 
 
 class LedRobot:
     """A served robot that is cleared, and a simulated leader of its right arm in a process."""
 
-    def __init__(self, stack: contextlib.ExitStack, folder: Path, more: str = "") -> None:
-        file = load(robot_file(folder, more))
+    def __init__(self, stack: contextlib.ExitStack, folder: Path) -> None:
+        file = load(robot_file(folder))
         stack.enter_context(patch("serl_chunk_robot.server.leader_permissions.RENEWED", PATIENCE))
         self.state, listed = folder / "state", tuple((d.name, d.port, d.arm) for d in file.devices)
         drives = stack.enter_context(contextlib.closing(Drives(["right"], file.profiles[CAUTIOUS].limits)))
-        self.robot = stack.enter_context(served(port=file.port, devices=listed, drives=drives))
+        self.robot = stack.enter_context(served(port=file.port, devices=listed, drives=drives, dt=TICK))
         children = device_children(file.devices, HERE, None, self.robot.server.run_id, drives.descriptors())
         self.processes = stack.enter_context(Processes(children))
         self.operator = self.robot.ready()
 
     def torque(self) -> bool:
         return self.state.exists() and self.state.read_text().startswith("1")
-
-
-class Served(LedRobot):
-    def __init__(self, stack: contextlib.ExitStack, folder: Path, more: str = "") -> None:
-        super().__init__(stack, folder, more)
-        stack.enter_context(patch("serl_chunk_robot.devices.polling.SILENT", 1.0))  # of readings at the actor
-        self.config = FakeAlohaConfig(server=f"{HERE}:{self.robot.port}")
-        self.env = stack.enter_context(contextlib.closing(ServedRobot(self.config, SPEC)))
-
-
-def human_of(stack, cell, config=None, env=None, **device):
-    config = ExperimentConfig("x", config or cell.config, actor=ActorConfig(intervention="leader"),
-                              device=DeviceConfig(align="drive", **device))  # fmt: skip
-    human = make_human(config, env or cell.env)
-    stack.callback(human.close)
-    return human

@@ -15,6 +15,7 @@ from unittest.mock import patch
 import numpy as np
 from robot_fronts import FOR_EVER, FrontedDoor
 from robot_limits import HOME, limits
+from robot_simulated_time import SimulatedClient, SimulatedServer
 from robot_world import DT, MECHANISM, SPEC, FaultyArms, Way
 
 from serl_chunk_robot.client.client import Keys, RobotClient
@@ -25,7 +26,6 @@ from serl_chunk_robot.safety.motion import Limits
 from serl_chunk_robot.server.admission import Address
 from serl_chunk_robot.server.door import Door
 from serl_chunk_robot.server.front import Front
-from serl_chunk_robot.server.leader_permissions import Drives
 from serl_chunk_robot.server.server import MOVING, RobotServer
 from serl_chunk_robot.wire.curve import Pair
 
@@ -51,6 +51,8 @@ class Reading(RobotClient):
                 arguments = {"controller": state["controller"], "process": state["process"], **arguments}
         return super().request(op, **arguments)
 
+    sleep = staticmethod(time.sleep)
+
 
 def free_port(count: int = 2) -> int:
     """The first of `count` consecutive ports that are free."""
@@ -67,19 +69,16 @@ def free_port(count: int = 2) -> int:
 
 
 def server(
-    arms: FaultyArms, address: Address, clock: Callable[[], float] = time.monotonic,
-    cameras: tuple[tuple[str, int, int, int], ...] = (), dt: float = DT,
-    devices: tuple[tuple[str, int, int], ...] = (), drives: Drives | None = None, patience: float = FOR_EVER,
-    stepped: bool = False, door: Door | None = None, needs_go: bool = True,
+    arms: FaultyArms, address: Address, clock: Callable[[], float] = time.monotonic, dt: float = DT,
+    patience: float = FOR_EVER, stepped: bool = False, door: Door | None = None, **more: Any,
 ) -> RobotServer:  # fmt: skip
-    """A server that does not run yet."""
+    """A server that does not run yet. `more`: its devices and what else it has."""
     door = door or FrontedDoor(address, stepped=stepped, patience=patience)
     arms.connect(clock)
     profiles = {name: Profile(name, limits(v), f"{v:g}") for name, v in (("slow", 0.5), ("fast", 3.2))}
     return RobotServer(
         arms, Gate(profiles["fast"].limits, dt), measured=Measured(*MECHANISM, np.array(SPEC.velocity)),
-        profiles=profiles, profile="fast", motions=way, door=door, clock=clock,
-        cameras=cameras, devices=devices, drives=drives, needs_go=needs_go, park=HOME,
+        profiles=profiles, profile="fast", motions=way, door=door, clock=clock, park=HOME, **more,
     )  # fmt: skip
 
 
@@ -91,16 +90,11 @@ class Served:
 
     def __init__(
         self, keys: Path | None = None, port: int = 0, arms: FaultyArms | None = None, host: str = HERE,
-        cameras: tuple[tuple[str, int, int, int], ...] = (), dt: float = DT,
-        clock: Callable[[], float] = time.monotonic, devices: tuple[tuple[str, int, int], ...] = (),
-        drives: Drives | None = None, patience: float = FOR_EVER, door: Door | None = None, needs_go: bool = False,
+        clock: Callable[[], float] = time.monotonic, **more: Any,
     ) -> None:  # fmt: skip
         self.port = port or free_port()
         self.arms = arms or FaultyArms()
-        self.server = server(
-            self.arms, Address(host, self.port, keys), clock, cameras=cameras, dt=dt, devices=devices, drives=drives,
-            patience=patience, door=door, needs_go=needs_go,
-        )  # fmt: skip
+        self.server = server(self.arms, Address(host, self.port, keys), clock, **{"needs_go": False, **more})
         self.front: Front | None = getattr(self.server._door, "front", None)  # in a thread of this process
         self._clients: list[RobotClient] = []
         self._thread = threading.Thread(target=self.server.run, daemon=True)
@@ -131,6 +125,16 @@ class Served:
         assert not self._thread.is_alive()
 
 
+class Stepped(SimulatedServer):
+    """The same in simulated time, without sockets."""
+
+    def __init__(self, arms: FaultyArms | None = None, **more: Any) -> None:
+        self.arms = arms or FaultyArms()
+        super().__init__(
+            lambda door, clock: server(self.arms, Address(HERE, 1), clock, door=door, **{"needs_go": False, **more})
+        )
+
+
 @contextlib.contextmanager
 def served(**more: Any) -> Iterator[Served]:
     # Machines that run tests may stand still for longer than robot PCs may.
@@ -154,7 +158,7 @@ def wait(condition: Callable[[], bool], seconds: float = 10.0) -> None:
         time.sleep(0.005)
 
 
-def until(client: RobotClient, state: str) -> dict[str, Any]:
+def until(client: RobotClient | SimulatedClient, state: str) -> dict[str, Any]:
     """Wait until the robot is in a state; returns what was published then."""
     ends = time.monotonic() + 10
     while (found := client.next_state())["state"] != state:
@@ -162,14 +166,14 @@ def until(client: RobotClient, state: str) -> dict[str, Any]:
     return found
 
 
-def drive(client: RobotClient, ticks: int, step: float = 0.0) -> None:
+def drive(client: Reading | SimulatedClient, ticks: int, step: float = 0.0) -> None:
     """Stream commands around the set point, 50 a second."""
     target = client.next_state()["set_point"].copy()
     for _ in range(ticks):
         target += step
         client.newest_state()
         client.send_command(target)
-        time.sleep(0.02)
+        client.sleep(0.02)
 
 
 def write_keys(folder: Path, **clients: str) -> dict[str, Keys]:

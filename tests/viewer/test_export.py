@@ -51,19 +51,13 @@ def test_the_page_holds_everything_where_it_fits(tmp_path, kind):
     assert "left out" not in line
 
 
-def least_bytes(folder: Path, out: Path) -> int:
-    """The size that the message of a size that is too little gives."""
-    with pytest.raises(ConfigError, match=naming("4 episodes")) as error:
-        written(folder, out, max_bytes=10_000)
-    assert error.value.parameter == "size_mb"
-    return int(1e6 * float(re.findall(r"at least ([\d.]+)", str(error.value))[0]))
-
-
 def test_a_size_below_the_list_is_refused_with_one_that_works(tmp_path):
-    folder = viewed.hdf5_folder(tmp_path / "data")
-    least = least_bytes(folder, tmp_path / "page.html")
-    assert not (tmp_path / "page.html").exists()
-    written(folder, tmp_path / "page.html", max_bytes=least)
+    folder, page = viewed.hdf5_folder(tmp_path / "data"), tmp_path / "page.html"
+    with pytest.raises(ConfigError, match=naming("4 episodes")) as error:
+        written(folder, page, max_bytes=10_000)
+    assert error.value.parameter == "size_mb"
+    assert not page.exists()
+    written(folder, page, max_bytes=int(1e6 * float(re.findall(r"at least ([\d.]+)", str(error.value))[0])))
 
 
 def test_chosen_episodes_labels_reasons_and_texts(tmp_path):

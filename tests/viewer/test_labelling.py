@@ -105,7 +105,7 @@ def test_a_run_whose_holder_takes_no_labels_is_left_alone(tmp_path, monkeypatch)
     assert RunSource(folder).about("a/e0").outcome is Outcome.SUCCESS
 
 
-def test_an_episode_whose_actor_died_and_a_damaged_file_can_only_be_discarded(tmp_path):
+def test_an_episode_whose_actor_died_and_a_damaged_file_hide_no_other_and_can_only_be_discarded(tmp_path):
     run = viewed.died(viewed.run_folder(tmp_path / "run"))
     with viewing(run) as browser:
         answer = browser.label(4, "success")
@@ -116,8 +116,10 @@ def test_an_episode_whose_actor_died_and_a_damaged_file_can_only_be_discarded(tm
     folder = viewed.hdf5_folder(tmp_path / "demos")
     (folder / "episode_1.hdf5").write_bytes(b"no HDF5")
     with viewing(folder) as browser:
-        browser.rows()
-        assert browser.label(1, "success").status == 422
+        assert ["episode_1.hdf5" in row["error"] for row in browser.rows()] == [False, True, False, False]
+        assert not any(row["error"] for row in browser.rows() if row["number"] != 1)
+        for answer in (browser.request("episode/1"), browser.label(1, "success")):
+            assert (answer.status, "episode_1.hdf5" in answer.json["error"]) == (422, True)
         assert browser.label(1, "discard").json["row"]["label"] == "discard"
     assert sorted(demonstrations(folder)) == ["task 0", "task 2", "task 3"]
 

@@ -35,6 +35,10 @@ def reset(world: World, *steps: Step, episode: int = 0, seed: int = 0, **more: A
     return Reset(HOME, steps, world.limits, episode=episode, rng=rng, **{"stands": 0.0, **more})
 
 
+def tips(**more: Any) -> Reset:
+    return reset(World(), step(tips=(0,), **more), arms=viperx())
+
+
 def moved(motion: StepSequence, world: World | None = None, event: str = "reset", passes: int = 4000) -> World:
     world = world or World().ready()
     world.ask(event, "operator", motion=motion)
@@ -116,13 +120,6 @@ def test_a_pose_is_reached_by_its_arm_alone():
     np.testing.assert_allclose(world.arms.sent[-1][:7], HOME[:7] - 0.1 * (np.arange(7) == 0), atol=1e-6)
 
 
-def test_a_tip_that_cannot_get_there_is_refused_before_anything_moves():
-    far = np.array([3.0, 0, 0, 0, 0, 0])
-    for more, named in (({"lift": 1.5}, "1.5 m straight up"), ({"pose": far}, "reach [3.0")):
-        with pytest.raises(ConfigError, match=naming("reset.step[0]", "arm 0", named, "within the profile's limits")):
-            reset(World(), step(tips=(0,), **more), arms=viperx())
-
-
 def test_grippers_open_close_keep_and_take_a_value():
     place = {"open": HIGH[6], "close": LOW[6], "keep": HOME[6], 0.25: 0.25}
     for gripper, value in place.items():
@@ -166,7 +163,7 @@ def test_it_waits_at_the_end_of_a_step_for_the_operator_or_for_its_seconds():
     assert not motion.proceed()
     world.ask("reset", "controller", motion=motion)
     for place in (THERE, HOME):
-        world.run(2000)
+        world.run(600)
         assert (world.state, motion.waiting) == ("MOVE", True)
         np.testing.assert_allclose(world.arms.sent[-1], place, atol=1e-6)
         assert motion.proceed()
@@ -291,9 +288,11 @@ def test_a_doubtful_sample_is_neither_published_nor_given_to_a_motion():
         (lambda of: reset(World(), step(HIGH - 0.05, random=ZERO + 0.1)), "reset.step[0]", "3.09"),
         (lambda of: reset(World(), step(LOW + 0.05, random=ZERO + 0.1)), "reset.step[0]", "-3.09"),
         (lambda of: reset(World(), step(gripper=1.2, grippers=GRIPPERS)), "reset.step[0]", "1.2"),
+        (lambda of: tips(lift=1.5), "reset.step[0]", "arm 0 cannot go 1.5 m straight up"),
+        (lambda of: tips(pose=np.array([3.0, 0, 0, 0, 0, 0])), "reset.step[0]", "arm 0 cannot reach [3.0"),
     ],
 )
-def test_a_goal_outside_the_limits_is_refused(make, parameter, named):
+def test_a_goal_outside_the_limits_is_refused_before_anything_moves(make, parameter, named):
     with pytest.raises(ConfigError, match=naming(parameter, named)) as e:
         make(World().limits)
     assert e.value.parameter == parameter
@@ -394,8 +393,9 @@ def aloha(seed: int) -> tuple[Callable[[float], np.ndarray], np.ndarray]:
     return way, size
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize(("late", "lag"), [(0, 0.0), (1, 0.0), (0, 0.002)], ids=["on time", "jitter", "late passes"])
+@pytest.mark.parametrize(
+    ("late", "lag", "seed"), [(0, 0.0, 0), (1, 0.0, 1), (0, 0.002, 0)], ids=["on time", "jitter", "late passes"]
+)
 def test_smooth_motion_at_the_demands_of_aloha_is_left_alone(seed: int, late: int, lag: float):
     world = World().armed()
     way, _ = aloha(seed)
@@ -515,7 +515,7 @@ def test_it_comes_to_rest_at_the_edge_of_the_workspace():
     of = limits(workspace=SPACE)
     pursued, at = Pursued(Gate(of, DT, viperx())), SetPoint.standing(HOME)
     goal = HOME + 1.5 * (np.arange(J) == 8)
-    for _ in range(600):
+    for _ in range(400):
         at = pursued.keeps(at, goal, at.position).set_point
     before = at.position
     for _ in range(100):
@@ -523,7 +523,7 @@ def test_it_comes_to_rest_at_the_edge_of_the_workspace():
     assert np.abs(at.position - before).max() < 1e-3
     assert -0.005 < pursued.gate.outside(at.position[None])[0] <= 1e-9, "near the edge, not beyond"
     assert pursued.gate.counts["workspace"] > 100
-    for _ in range(600):
+    for _ in range(400):
         at = pursued.keeps(at, HOME, at.position).set_point
     assert at.position == pytest.approx(HOME, abs=1e-6)
 

@@ -80,8 +80,10 @@ def effort(arms: FaultyArms) -> np.ndarray:
     return np.abs(arms.last.effort)
 
 
-@pytest.mark.parametrize(("gives", "sign"), [(0.0, 1), (0.5, -1)])  # sign: of the effort
-@pytest.mark.parametrize(("motion", "speed"), [*((name, 3.2) for name in MOTIONS), ("reset", 0.32), ("jog", 0.32)])
+@pytest.mark.parametrize(("motion", "speed", "gives", "sign"), [  # sign: of the effort
+    ("reset", 3.2, 0.0, 1), ("reset", 3.2, 0.5, -1), ("jog", 3.2, 0.0, 1), ("jog", 3.2, 0.5, -1),
+    ("park", 3.2, 0.0, 1), ("swing", 3.2, 0.5, -1), ("reset", 0.32, 0.5, -1), ("jog", 0.32, 0.0, 1),
+])  # fmt: skip
 def test_it_goes_back_along_its_way_until_it_is_relaxed(motion: str, gives: float, sign: int, speed: float):
     arms = Pressed(gives=gives, sign=sign)
     world, met = meets(arms, motion, speed)

@@ -5,19 +5,15 @@ A controller of these tests does what the worst one does: it requests the lease,
 
 from __future__ import annotations
 
-import contextlib
-import threading
-import time
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from errors import naming
 from robot_limits import HOME, J
-from robot_served import Served, drive, served, until, wait
+from robot_served import Stepped, drive, until
+from robot_simulated_time import SimulatedClient
 from robot_world import Way, World
 
-from serl_chunk_robot.client.client import RobotClient, RobotError
+from serl_chunk_robot.client.client import RobotError
 from serl_chunk_robot.control import loop
 from serl_chunk_robot.safety.table import RUN
 from serl_chunk_robot.server.history import RECENT, WAITING, History
@@ -25,64 +21,48 @@ from serl_chunk_robot.server.server import MOVING
 
 
 @pytest.fixture
-def robot() -> Iterator[Served]:
-    with served(needs_go=True) as robot:
-        yield robot
+def robot() -> Stepped:
+    return Stepped(needs_go=True)
 
 
-def released(robot: Served) -> tuple[RobotClient, RobotClient]:
-    operator, actor = robot.ready(), robot.client()
+def released(robot: Stepped) -> tuple[SimulatedClient, SimulatedClient]:
+    operator, actor = robot.ready(), robot.client("controller", "left")
     actor.hello()
     operator.request("go")
     return operator, actor
 
 
-@contextlib.contextmanager
-def insisting(robot: Served) -> Iterator[None]:
-    """A controller that does all it can to move the robot, until the end of the context."""
-    actor, ending = robot.client(), threading.Event()
-    robot.server._motions = lambda *_: Way(HOME + 0.3 * (np.arange(J) == 0), lasts=True)
-
-    def insist() -> None:
-        while not ending.is_set():
-            for op in ("lease", "arm", "reset", "release"):
-                with contextlib.suppress(RobotError):
-                    actor.request(op)
-                    if op == "arm":
-                        drive(actor, 2, 0.002)
-            time.sleep(0.005)
-
-    thread = threading.Thread(target=insist)
-    thread.start()
-    try:
-        yield
-    finally:
-        ending.set()
-        thread.join(10)
-
-
 @pytest.mark.parametrize("during", ["RUN", "MOVE", "STOPPED"])
-def test_an_operators_hold_or_clear_lasts_until_a_go(robot: Served, during: str):
-    operator = robot.ready()
+def test_an_operators_hold_or_clear_lasts_until_a_go(robot: Stepped, during: str):
+    operator, actor, rng = robot.ready(), robot.client("controller", "left"), np.random.default_rng(0)
+    robot.server._motions = lambda *_: Way(HOME + rng.uniform(-0.3, 0.3, J))
+    actor.hello()
+
+    def insist(state: dict[str, object]) -> None:
+        """Do what the worst controller does, after each pass."""
+        for op in rng.choice(["lease", "arm", "reset", "release", "command"], 2).tolist():
+            try:
+                actor.send_command(state["set_point"] + 0.002) if op == "command" else actor.request(op)
+            except RobotError:
+                continue
+
+    robot.each_pass = insist
     if during != "STOPPED":  # a clear alone sets nothing in motion either
-        robot.client().hello()
         operator.request("go")
-    with insisting(robot):
-        if during != "STOPPED":
-            until(operator, during)
-            operator.request("hold")
-        held = until(operator, "HELD")
-        wait(lambda: operator.next_state()["moment"] - held["moment"] > 0.5)
-        state = operator.next_state()
-        assert (state["state"], state["held"]["by"], state["generation"]) == ("HELD", "operator", held["generation"])
-        np.testing.assert_array_equal(state["set_point"], held["set_point"])
-        operator.request("go")
-        wait(lambda: operator.next_state()["state"] in ("RUN", "MOVE"))
+        until(operator, during)
+        operator.request("hold")
+    held = until(operator, "HELD")
+    robot.advance(100)
+    state = robot.state
+    assert (state["state"], state["held"]["by"], state["generation"]) == ("HELD", "operator", held["generation"])
+    np.testing.assert_array_equal(state["set_point"], held["set_point"])
+    operator.request("go")
+    until(operator, "MOVE")
 
 
-def test_a_controller_of_a_held_robot_is_told_who_holds_it(robot: Served):
+def test_a_controller_of_a_held_robot_is_told_who_holds_it(robot: Stepped):
     robot.ready()
-    (actor := robot.client()).hello()
+    (actor := robot.client("controller", "left")).hello()
     for op, more in (("arm", {}), ("reset", {}), ("drive", {"number": 5, "first": {"left": 0}})):
         with pytest.raises(RobotError, match=naming(op, "held by operator", "0 s", "serl-chunk robot go")):
             actor.request(op, **more)
@@ -113,43 +93,42 @@ def test_what_ends_a_go(events: list[tuple[str, str]], passes: int, state: str, 
     assert world.state == state
 
 
-def test_a_go_is_for_the_process_that_was_shown(robot: Served):
+def test_a_go_is_for_the_process_that_was_shown(robot: Stepped):
     operator = robot.ready()
     with pytest.raises(RobotError, match=naming("go", "no actor holds the lease")):
         operator.request("go", controller="left", process="1")
-    shown = robot.client(process="1")
+    shown = robot.client("controller", "left", "1")
     shown.hello()
     state = shown.next_state()
     lease = {"controller": state["controller"], "process": state["process"]}
     assert lease == {"controller": "left", "process": "1"}
     shown.close()
-    wait(lambda: not operator.next_state()["controller"])
-    again = robot.client(process="2")
+    assert not operator.next_state()["controller"]
+    again = robot.client("controller", "left", "2")
     again.hello()
     with pytest.raises(RobotError, match=naming("go", "left", "process 2", "process 1")):
         operator.request("go", **lease)
     operator.request("go")
     again.request("arm")
-    robot.server._lease._heard -= 10.0  # a controller that is silent in HOLD is lost
     until(operator, "HOLD")
-    robot.server._lease._heard -= 10.0
-    assert "controller is gone" in until(operator, "HELD")["word"]
+    assert "no valid command" in robot.state["word"]
+    again.request("release")
+    assert "controller is gone" in until(operator, "HELD")["word"], "one that is silent in HOLD"
 
 
 @pytest.mark.parametrize("op", sorted(MOVING))
 @pytest.mark.parametrize("given", ["missing", "older", "later"])
-def test_what_lets_something_move_is_of_the_generation_that_was_shown(robot: Served, op: str, given: str):
+def test_what_lets_something_move_is_of_the_generation_that_was_shown(robot: Stepped, op: str, given: str):
     operator, actor = released(robot)
-    client = actor if op in ("arm", "drive") else operator
     if op == "clear":
         operator.request("stop")
-    generation = client.request("ping")["generation"]
+    generation = operator.request("ping")["generation"]
     more = {"missing": {}, "older": {"generation": generation - 1}, "later": {"generation": generation + 1}}[given]
     with pytest.raises(RobotError, match="no generation" if given == "missing" else f"is in {generation} now"):
-        RobotClient.request(client, op, **more)
+        (actor if op in ("arm", "drive") else operator).send(op, **more)
     assert operator.next_state()["generation"] == generation
     if op == "drive":
-        RobotClient.request(actor, op, number=5, first={}, generation=0)  # its end only calms
+        actor.send(op, number=5, first={}, generation=0)  # its end only calms
 
 
 @pytest.mark.parametrize("calms", ["release", "lost"])
@@ -162,22 +141,21 @@ def test_who_lets_go_after_a_lapse_is_not_expected_to_command(calms: str):
     assert world.state == ("HOLD" if calms == "release" else "HELD"), world.loop.machine.word
 
 
-def test_a_lease_is_of_one_process_and_an_operator_ends_it(robot: Served):
+def test_a_lease_is_of_one_process_and_an_operator_ends_it(robot: Stepped):
     operator, actor = released(robot)
     actor.request("arm")
     drive(actor, 3)
-    second = RobotClient(f"127.0.0.1:{robot.port}", name="left", role="controller", process="2")
-    with contextlib.closing(second):
-        with pytest.raises(RobotError, match=naming("another process of left", "serl-chunk robot take")):
-            second.hello()
-        drive(actor, 3)
-        assert operator.next_state()["state"] == RUN
-        with pytest.raises(RobotError, match=naming("take", "operator")):
-            actor.request("take")
-        operator.request("take")
-        assert "controller is gone" in until(operator, "HELD")["word"]
+    second = robot.client("controller", "left", "2")
+    with pytest.raises(RobotError, match=naming("another process of left", "serl-chunk robot take")):
         second.hello()
-        wait(lambda: operator.next_state()["process"] == "2")  # one may have been sent before the lease was taken
+    drive(actor, 3)
+    assert robot.state["state"] == RUN
+    with pytest.raises(RobotError, match=naming("take", "operator")):
+        actor.request("take")
+    operator.request("take")
+    assert "controller is gone" in until(operator, "HELD")["word"]
+    second.hello()
+    assert operator.next_state()["process"] == "2"
 
 
 def test_who_held_stopped_cleared_and_let_go_is_kept(tmp_path, monkeypatch):
@@ -196,7 +174,7 @@ def test_who_held_stopped_cleared_and_let_go_is_kept(tmp_path, monkeypatch):
     again.close()
 
 
-def test_the_server_keeps_what_was_obeyed_alone(robot: Served):
+def test_the_server_keeps_what_was_obeyed_alone(robot: Stepped):
     operator, actor = released(robot)
     actor.request("stop")
     with pytest.raises(RobotError):

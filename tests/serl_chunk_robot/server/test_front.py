@@ -6,20 +6,18 @@ import contextlib
 import os
 import signal
 import time
-from typing import Any
 
 import numpy as np
 import pytest
 import zmq
 from errors import naming
 from growth import Growth
-from robot_fronts import FrontedDoor, FrontOfProcess, NoDoor
-from robot_served import HERE, drive, free_port, served, server, until, wait, write_keys
-from robot_world import DT, FaultyArms
+from robot_fronts import FrontedDoor, FrontOfProcess
+from robot_served import HERE, Stepped, drive, free_port, served, until, wait, write_keys
+from robot_world import DT
 from socket_attacks import ATTACKS, attacked
 
-from serl_chunk_robot.client.client import RobotClient
-from serl_chunk_robot.safety.table import OPERATOR
+from serl_chunk_robot.client.client import RobotClient, RobotError
 from serl_chunk_robot.server import admission
 from serl_chunk_robot.server.admission import Address
 from serl_chunk_robot.server.door import A_PASS, GREETED, LEADS, MOST_UNDER_WAY, REQUEST, Door, Request
@@ -27,10 +25,10 @@ from serl_chunk_robot.server.leases import MOST_CLIENTS, Client, Clients
 from serl_chunk_robot.server.peers import MOST_PEERS, OF_OTHERS, QUEUED, Peers, Waiting
 from serl_chunk_robot.wire import arrays
 from serl_chunk_robot.wire.link import PART, SIGNAL, Link, make_pair
-from serl_chunk_robot.wire.protocol import MAX_REQUEST, PROTOCOL
+from serl_chunk_robot.wire.protocol import MAX_REQUEST
 
 BOUND = 32 << 20  # bytes that a process may grow by
-ATTACK_S = 1.5
+ATTACK_S = 0.8
 
 
 @pytest.mark.parametrize("name", ATTACKS)
@@ -253,98 +251,63 @@ def test_keys_are_read_once_per_change_of_their_folder(tmp_path, monkeypatch):
         assert len(reads) > 1
 
 
-class Cell:
-    """A robot in HOLD; a desk, the actor "left" that has the lease, and "other", each by a connection of its name."""
-
-    def __init__(self) -> None:
-        self.now, self.door, self.arms = 100.0, NoDoor(), FaultyArms()
-        self.server = server(self.arms, Address(HERE, 1), lambda: self.now, door=self.door, needs_go=False)
-        for name, role in (("desk", OPERATOR), ("left", "controller"), ("other", "any")):
-            self.ask(name, "hello", process="1", protocol=PROTOCOL, name=name, role=role)
-        self.run(2)
-        self.ask("desk", "clear")
-
-    def run(self, passes: int = 1) -> None:
-        for _ in range(passes):
-            self.now += DT
-            self.server.run_pass(self.now)
-
-    def send(self, connection: str, op: str, **values: Any) -> None:
-        values = {"op": op, "stamp": self.now, "generation": self.state["generation"], **values}
-        self.door.requests.append(Request(connection.encode(), arrays.pack(values)))
-
-    def ask(self, connection: str, op: str, **values: Any) -> dict[str, Any]:
-        """Send a request; returns its reply, once a pass has taken it. Raises AssertionError with its error."""
-        self.door.replies.clear()
-        self.send(connection, op, id=1, **values)
-        self.run()
-        reply = arrays.unpack(self.door.replies[0], 1 << 20)
-        assert reply["ok"], reply["error"]
-        return reply
-
-    @property
-    def state(self) -> dict[str, Any]:
-        return arrays.unpack(self.door.states[0], 1 << 20) if self.door.states else {"generation": 0}
-
-
 @pytest.fixture
-def cell() -> Cell:
-    return Cell()
+def robot() -> Stepped:
+    return Stepped()
 
 
-def test_the_newest_command_of_the_controller_is_taken_and_none_of_another_or_of_an_older_generation(cell: Cell):
-    at = cell.arms.q.copy()
-    cell.ask("left", "arm")
-    older = cell.state["generation"]
+def test_the_newest_command_of_the_controller_is_taken_and_none_of_another_or_of_an_older_generation(robot: Stepped):
+    robot.ready()
+    actor, other = robot.client("controller", "left"), robot.client("any", "other")
+    actor.request("arm")
+    at, older = robot.state["set_point"], actor.generation
     for number in range(1, 11):  # before the next pass
-        cell.send("left", "command", target=at + 0.001 * number, number=number)
-    cell.run()
-    assert (cell.state["number"], cell.state["counts"]["overtaken"]) == (10, 9)
-    cell.run(3)
-    assert (cell.state["set_point"] > at + 0.005).all(), "of the newest: the oldest one's target is 0.001 away"
+        actor.send_command(at + 0.001 * number)
+    robot.advance()
+    assert (robot.state["number"], robot.state["counts"]["overtaken"]) == (10, 9)
+    robot.advance(3)
+    assert (robot.state["set_point"] > at + 0.005).all(), "of the newest: the oldest one's target is 0.001 away"
+    other.hello()
     for number in range(11, 14):
-        cell.send("other", "command", target=at + 0.05, number=number)
-    cell.run()
-    assert (cell.state["number"], cell.state["counts"]["refused"]) == (10, 3)
-    with pytest.raises(AssertionError, match=naming("command", "left")):
-        cell.ask("other", "command", target=at, number=99)
-    cell.ask("left", "release")
-    while cell.state["state"] != "HOLD":
-        cell.run()
-    cell.ask("left", "arm")
-    held = cell.state["set_point"]
-    cell.send("left", "command", target=held + 0.05, number=99, generation=older)
-    cell.run(3)
-    assert (cell.state["counts"]["generation"], cell.state["number"], cell.state["state"]) == (1, -1, "RUN")
-    np.testing.assert_array_equal(cell.state["set_point"], held)
+        other.send_command(at + 0.05, number)
+    robot.advance()
+    assert (robot.state["number"], robot.state["counts"]["refused"]) == (10, 3)
+    with pytest.raises(RobotError, match=naming("command", "left")):
+        other.request("command", target=at, number=99)
+    actor.request("release")
+    until(actor, "HOLD")
+    actor.request("arm")
+    held, actor.generation = robot.state["set_point"], older
+    actor.send_command(held + 0.05, 99)
+    robot.advance(3)
+    assert (robot.state["counts"]["generation"], robot.state["number"], robot.state["state"]) == (1, -1, "RUN")
+    np.testing.assert_array_equal(robot.state["set_point"], held)
 
 
-def test_requests_that_last_hold_no_pass_up(cell: Cell):
-    take = cell.door.take
+def test_requests_that_last_hold_no_pass_up(robot: Stepped):
+    take, server = robot.door.take, robot.server
 
     def slow() -> Request | None:
-        cell.now += DT / 5
+        robot.now += DT / 5
         return take()
 
-    cell.door.take = slow  # type: ignore[method-assign]
-    for _ in range(10):
-        cell.send("left", "ping")
-    cell.server.run_pass(cell.now)
-    assert len(cell.door.requests) == 8, "a quarter of a pass is for requests"
-    assert cell.server.loop._last_pass == (cell.now, cell.now), "the pass begins after them"
-    cell.server._inbox.taken = A_PASS
-    cell.server._wait(cell.now + DT)
-    assert len(cell.door.requests) == 8, "nor more than so many until the next one"
+    robot.door.take = slow  # type: ignore[method-assign]
+    robot.door.requests = [Request(b"x", arrays.pack({"op": "ping", "id": 1}))] * 10
+    server.run_pass(robot.now)
+    assert len(robot.door.requests) == 8, "a quarter of a pass is for requests"
+    assert server.loop._last_pass == (robot.now, robot.now), "the pass begins after them"
+    server._inbox.taken = A_PASS
+    server._wait(robot.now + DT)
+    assert len(robot.door.requests) == 8, "nor more than so many until the next one"
 
 
-def test_a_request_that_waited_for_the_loop_lets_nothing_move(cell: Cell):
-    cell.ask("desk", "stop")
+def test_a_request_that_waited_for_the_loop_lets_nothing_move(robot: Stepped):
+    desk = robot.ready()
+    desk.request("stop")
+    robot.advance(2)
     for op, waited, error in (("ping", 0.0, ""), ("clear", 0.3, "it waited"), ("stop", 60.0, ""), ("hold", 60.0, "")):
-        cell.door.replies.clear()
-        cell.send("desk", op, id=1)
-        cell.door.requests[-1] = cell.door.requests[-1]._replace(waited=waited)
-        cell.run()
-        reply = arrays.unpack(cell.door.replies[0], 1 << 20)
+        message = {"op": op, "id": 1, "stamp": robot.now, "generation": robot.state["generation"]}
+        reply = robot.take(desk.connection, message, waited=waited)
         assert (reply["ok"], error in reply["error"]) == (not error, True), reply
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -22,15 +24,36 @@ from serl_chunk_robot.wire import arrays
 
 
 class Cell(LedRobot):
-    """A robot in HOLD, whose actor has the lease."""
+    """A robot with an actor. One device process serves all tests: it takes seconds to start."""
 
-    def __init__(self, stack: contextlib.ExitStack, folder: Path, more: str = "") -> None:
-        super().__init__(stack, folder, more)
+    def __init__(self, stack: contextlib.ExitStack, folder: Path) -> None:
+        super().__init__(stack, folder)
         self.actor = self.robot.client()
-        self.actor.hello()
-        self.number = 1
-        wait(lambda: self.status() is not None, 30)
+        self._numbers = itertools.count(1)
+        self.number = 0
+
+    def renew(self) -> Cell:
+        """Stand in HOLD, with the lease, and with a leader without torque that is away from its arm."""
+        self.operator.request("stop")
+        wait(self._clears)
+        self.actor.request("lease")
+        self.number = next(self._numbers)
+        self.state.with_name("held").unlink(missing_ok=True)
+        (away := self.state.with_name("away")).touch()
+        wait(lambda: not away.exists() and self.status() is not None, 30)
         self.actor.request("lease")  # it ended if that took long
+        return self
+
+    def moves(self) -> Cell:
+        """The leader moves with torque."""
+        self.renew().goes("moves")
+        wait(self.torque)
+        return self
+
+    def _clears(self) -> bool:
+        with contextlib.suppress(RobotError):  # braking first, and after torque off the first one switches it on
+            self.operator.request("clear")
+        return self.operator.next_state()["state"] == "HOLD"
 
     def status(self):
         reading = self.actor.next_reading("right", 0.05)
@@ -50,7 +73,8 @@ class Cell(LedRobot):
         def there() -> bool:
             self.request()
             found[0] = self.phase()
-            self.number += found[0] == "failed" and found[0] not in phases
+            if found[0] == "failed" and found[0] not in phases:
+                self.number = next(self._numbers)
             return found[0] in phases
 
         wait(there, seconds)
@@ -73,59 +97,56 @@ class Cell(LedRobot):
         return found[0]
 
 
-@pytest.fixture
-def cell(tmp_path):
+@pytest.fixture(scope="module")
+def cell(tmp_path_factory) -> Iterator[Cell]:
     with contextlib.ExitStack() as stack:
-        yield Cell(stack, tmp_path)
+        yield Cell(stack, tmp_path_factory.mktemp("leader"))
 
 
 def test_a_leader_goes_to_the_joints_of_its_arm_and_loses_its_torque_there(cell):
-    assert cell.goes("waits") == "waits"
+    assert cell.renew().goes("waits") == "waits"
     assert not cell.torque()
     assert cell.goes("keeps") == "keeps"
     assert cell.torque()
     q = cell.actor.next_state()["q"]
     np.testing.assert_allclose(cell.actor.next_reading("right", 1.0).joints, q[7:], atol=0.04)
-    cell.actor.request("drive", number=cell.number, first={})
+    first = cell.number
+    cell.actor.request("drive", number=first, first={})
     assert cell.falls() < 0.5
     wait(lambda: cell.phase() == "there")
     with pytest.raises(RobotError, match="has ended"):
         cell.request()
-    cell.number = 2
+    cell.number = next(cell._numbers)
     assert cell.goes("there") == "there"
-    cell.number = 1
+    cell.number = first
     with pytest.raises(RobotError, match="has ended"):  # a request of an earlier drive, that came late
         cell.request()
 
 
-@pytest.mark.parametrize("op", ["stop", "hold", "release", "drop", "arm", "reset", "torque_off", "jog"])
-def test_what_calms_or_moves_the_robot_takes_the_torque(cell, op):
-    cell.goes("moves")
-    wait(cell.torque)
-    client = cell.operator if op in ("stop", "hold", "torque_off", "jog") else cell.actor
-    with contextlib.suppress(RobotError):  # a hold of a robot that stands is refused, and ends the drive
-        client.request(op, **({"by": 0.1} if op == "jog" else {}))
-    cell.falls()
-    assert op != "jog" or "jogged" in cell.why()
-    wait(lambda: cell.phase() == "failed")
-    wait(lambda: cell.actor.next_state()["state"] != "MOVE")
-    with contextlib.suppress(RobotError):
-        cell.request()
-    time.sleep(0.3)
-    assert not cell.torque(), "the same drive does not begin again"
+def test_what_calms_or_moves_the_robot_takes_the_torque(cell):
+    for op in ("stop", "hold", "release", "drop", "arm", "reset", "torque_off", "jog"):
+        cell.moves()
+        client = cell.operator if op in ("stop", "hold", "torque_off", "jog") else cell.actor
+        with contextlib.suppress(RobotError):  # a hold of a robot that stands is refused, and ends the drive
+            client.request(op, **({"by": 0.1} if op == "jog" else {}))
+        cell.falls()
+        assert op != "jog" or "jogged" in cell.why()
+        wait(lambda: cell.phase() == "failed")
+        wait(lambda: cell.actor.next_state()["state"] != "MOVE")
+        with contextlib.suppress(RobotError):
+            cell.request()
+        time.sleep(0.1)
+        assert (cell.torque(), cell.phase()) == (False, "failed"), f"the same drive does not begin again after {op}"
 
 
 def test_an_actor_that_is_silent_or_loses_its_lease_takes_the_torque(cell):
-    cell.goes("moves")
-    wait(cell.torque)
+    cell.moves()
     began = time.monotonic()
     cell.falls(3.0)
     assert RENEWED < PATIENCE - 0.1 < time.monotonic() - began < PATIENCE + 0.5
     assert "did not request it" in cell.why()
-    cell.number += 1
-    cell.goes("moves")
-    wait(cell.torque)
-    again = cell.robot.client("left")  # another process of this actor
+    cell.moves()
+    again = cell.robot.client("left")  # another connection of this actor
     again.request("lease")
     cell.falls()
     with pytest.raises(RobotError, match="controls the robot"):
@@ -133,11 +154,12 @@ def test_an_actor_that_is_silent_or_loses_its_lease_takes_the_torque(cell):
 
 
 def test_only_the_actor_of_a_robot_that_stands_in_hold_may_drive_leaders_that_are_there(cell):
+    cell.renew()
     for first, named in (({"left": 0}, "no device 'left'"), ({"right": 14}, "0 to 13"), ({"right": "a"}, "0 to 13")):
         with pytest.raises(RobotError, match=named):
             cell.request(**first)
     with pytest.raises(RobotError, match="left controls the robot"):
-        cell.robot.client("other", "any").request("drive", number=3, first={"right": 7})
+        cell.robot.client("other", "any").request("drive", number=cell.number, first={"right": 7})
     cell.actor.request("arm")
     drive(cell.actor, 3)
     with pytest.raises(RobotError, match="stands in HOLD, and it is in RUN"):
@@ -151,18 +173,15 @@ def test_only_the_actor_of_a_robot_that_stands_in_hold_may_drive_leaders_that_ar
         cell.request()
 
 
-def test_a_hand_that_holds_the_leader_takes_the_torque(tmp_path):
-    with contextlib.ExitStack() as stack:
-        cell = Cell(stack, tmp_path, "held = true")
-        assert cell.goes("failed") == "failed"
-        assert "a hand holds it" in cell.why()
-        assert not cell.torque()
+def test_a_hand_that_holds_the_leader_takes_the_torque(cell):
+    cell.renew().state.with_name("held").touch()
+    assert cell.goes("failed") == "failed"
+    assert "a hand holds it" in cell.why()
+    assert not cell.torque()
 
 
 def test_a_leader_that_is_unplugged_in_motion_comes_back_without_torque(cell):
-    cell.goes("moves")
-    wait(cell.torque)
-    cell.state.unlink()
+    cell.moves().state.unlink()
     cell.goes("failed")
     cell.state.write_text("1 0.3")  # it is plugged in, and has torque still
     cell.falls(3.0)
@@ -173,13 +192,11 @@ def test_a_leader_that_is_unplugged_in_motion_comes_back_without_torque(cell):
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_devices_process_that_ends_leaves_no_torque(cell, number):
+def test_a_devices_process_that_ends_leaves_no_torque(cell):
     """One that is killed leaves it until the next one opens the leader."""
-    cell.goes("moves")
-    wait(cell.torque)
-    os.kill(cell.processes.pids()[0], number)
-    cell.falls(0.5 if number == signal.SIGTERM else 10.0)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        os.kill(cell.moves().processes.pids()[0], number)
+        cell.falls(0.9 if number == signal.SIGTERM else 10.0)  # the next one starts after 1 s
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -219,5 +236,5 @@ def test_what_is_no_permission_is_logged_and_the_newer_ones_are_read(caplog):
         take_permits(drives.descriptors()["left"], taker)
         assert [(each.number, each.joints.tolist()) for each in given] == [(1, [1.0, 1.0])]
         assert "cannot be read" in caplog.text
-        for _ in range(10000):  # of a process that does not read
+        for _ in range(1000):  # of a process that does not read
             drives._send("left", good)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
@@ -14,15 +13,18 @@ import numpy as np
 import pytest
 import zmq
 from errors import naming
+from robot_fronts import NoDoor
 from robot_limits import HOME, J
-from robot_served import HERE, Served, drive, free_port, served, server, until, wait, write, write_keys
+from robot_served import HERE, Served, Stepped, drive, free_port, served, server, until, wait, write, write_keys
 from robot_world import DT, FaultyArms
 
-from serl_chunk_robot.client.client import RobotClient, RobotError
+from serl_chunk_robot.client.client import RobotError
 from serl_chunk_robot.drivers.base import Event, Reading
 from serl_chunk_robot.errors import ConfigError
 from serl_chunk_robot.server import serve
 from serl_chunk_robot.server.admission import Address
+from serl_chunk_robot.server.leases import MOST_CLIENTS
+from serl_chunk_robot.server.server import REPORTED
 from serl_chunk_robot.wire import arrays
 from serl_chunk_robot.wire.protocol import MAX_FRAME, MAX_REQUEST, PROTOCOL
 from serl_chunk_robot.wire.sockets import make_socket
@@ -36,6 +38,11 @@ def robot():
         yield robot
 
 
+@pytest.fixture
+def cell() -> Stepped:
+    return Stepped()
+
+
 def send(robot: Served, *frames: bytes) -> dict | None:
     context = zmq.Context()
     try:
@@ -45,17 +52,6 @@ def send(robot: Served, *frames: bytes) -> dict | None:
         return arrays.unpack(s.recv_multipart()[-1], 1 << 20) if s.poll(1000) else None
     finally:
         context.destroy(linger=0)
-
-
-def command(actor: RobotClient, **fields: object) -> None:
-    """Send a command, right but for `fields`, and wait for its reply. Raises RobotError."""
-    at = actor.next_state()["set_point"]
-    server = actor._server
-    server.age, age = (lambda: {**age(), **fields}), server.age
-    try:
-        actor.request("command", **{"target": at, "number": 1, "generation": actor.generation, **fields})
-    finally:
-        del server.age
 
 
 def test_it_starts_stopped_commands_move_the_robot_and_silence_lets_it_stand(robot):
@@ -68,9 +64,9 @@ def test_it_starts_stopped_commands_move_the_robot_and_silence_lets_it_stand(rob
     assert actor.hello()["spec"]["low"] == list(robot.arms.spec().low)
     actor.request("arm")
     drive(actor, 20, 0.002)
-    state = actor.next_state()
+    wait(lambda: actor.next_state()["number"] == 20)
+    state = actor.newest_state()
     assert (state["state"], state["controller"]) == ("RUN", "left")
-    assert state["number"] >= 19  # the last may be on its way
     assert state["set_point"][0] > HOME[0] + 0.03
     held = until(operator, "HOLD")
     assert "no valid command" in held["word"]
@@ -82,31 +78,26 @@ def test_it_starts_stopped_commands_move_the_robot_and_silence_lets_it_stand(rob
 
 
 @pytest.mark.parametrize("late", [3, 60, -60])
-def test_requests_of_another_time_do_not_move_the_robot(robot, late):
-    operator = robot.ready()
-    generation = operator.next_state()["generation"]
-    operator._server.moment -= late
+def test_requests_of_another_time_do_not_move_the_robot(cell: Stepped, late: int):
+    operator = cell.ready()
     with pytest.raises(RobotError, match=naming("jog", f"{late:.1f} s ago")):
-        operator.request("jog", by=0.1, generation=generation)
+        operator.request("jog", by=0.1, stamp=cell.now - late)
     assert operator.next_state()["state"] == "HOLD"
-    operator._server.moment -= late
-    operator.request("stop")
+    operator.request("stop", stamp=cell.now - late)
 
 
-def test_profiles_are_for_the_operator_of_a_standing_robot(robot):
-    operator, actor = robot.ready(), robot.client()
-    with pytest.raises(RobotError, match=naming("profile", "operator")):
-        actor.request("profile", name="slow")
-    with pytest.raises(RobotError, match=naming("quick", "slow")):
-        operator.request("profile", name="quick")
+def test_profiles_are_for_the_operator_of_a_standing_robot(cell: Stepped):
+    operator, actor = cell.ready(), cell.client("controller")
+    for client, name, named in ((actor, "slow", ("profile", "operator")), (operator, "quick", ("quick", "slow"))):
+        with pytest.raises(RobotError, match=naming(*named)):
+            client.request("profile", name=name)
     operator.request("profile", name="slow")
     state = operator.next_state()
     assert (state["profile"], state["digest"]) == ("slow", "0.5")
     operator.request("jog", by=0.05)
     with pytest.raises(RobotError, match=naming("profile", "MOVE")):
         operator.request("profile", name="fast")
-    until(operator, "HOLD")
-    assert abs(operator.next_state()["set_point"][0] - HOME[0] - 0.05) < 1e-6
+    assert abs(until(operator, "HOLD")["set_point"][0] - HOME[0] - 0.05) < 1e-6
 
 
 def bad_messages() -> list[tuple[bytes, ...]]:
@@ -125,26 +116,23 @@ def bad_messages() -> list[tuple[bytes, ...]]:
     return [*((m,) for m in singles), (b"a", b"b"), (b"", b""), (b"",) * 9, (arrays.pack(hello), b"x")]
 
 
-def test_a_motion_that_cannot_be_is_refused_and_none_begins(robot):
+def test_a_motion_that_cannot_be_is_refused_and_none_begins(cell: Stepped):
     def unreached(*_: object) -> None:
         raise ConfigError("the tip cannot get there", parameter="reset.step[0]")
 
-    operator = robot.operator()
     with pytest.raises(RobotError, match=naming("jog", "STOPPED", "serl-chunk robot clear")):
-        operator.request("jog")
-    operator = robot.ready()
-    while operator.next_state()["state"] != "HOLD":
-        pass
+        cell.client("operator").request("jog")
+    operator = cell.ready()
     for motions, named in ((unreached, "reset.step[0]"), (lambda event, given, *_: given["joint"], "'joint'")):
-        robot.server._motions = motions
+        cell.server._motions = motions
         with pytest.raises(RobotError, match=naming(named)):
             operator.request("reset")
     assert operator.next_state()["state"] == "HOLD"
 
 
-def test_motors_are_rebooted_by_name_and_the_robot_stands_where_it_is_measured(robot):
+def test_motors_are_rebooted_by_name_and_the_robot_stands_where_it_is_measured(cell: Stepped):
     """For whom and in which state is in the interleavings."""
-    operator = robot.ready()
+    operator = cell.ready()
     operator.request("stop")
     stopped = until(operator, "STOPPED")
     with pytest.raises(RobotError, match="answers no one"):
@@ -154,9 +142,9 @@ def test_motors_are_rebooted_by_name_and_the_robot_stands_where_it_is_measured(r
             operator.request("reboot", **({} if name is None else {"name": name}))
     assert operator.next_state()["set_point"] is not None, "a motor that is not rebooted keeps its set point"
     assert operator.request("reboot", name="left/gripper")["state"] == "STOPPED"
-    wait(lambda: operator.next_state()["set_point"] is None)
-    assert robot.arms.rebooted == ["left/gripper"]
-    assert operator.newest_state()["generation"] == stopped["generation"]
+    state = operator.next_state()
+    assert (state["set_point"], state["generation"]) == (None, stopped["generation"])
+    assert cell.arms.rebooted == ["left/gripper"]
     operator.request("clear")
     state = until(operator, "HOLD")
     np.testing.assert_allclose(state["set_point"], state["q"], atol=0.05)
@@ -182,22 +170,23 @@ def test_no_message_ends_the_server(robot):
     ({"target": HOME + 3}, "first"), ({"number": 2**63}, "number"), ({"stamp": 0.0}, "age"),
     ({"stamp": 1e12}, "age"), ({"stamp": np.nan}, "age"),
 ])  # fmt: skip
-def test_a_bad_command_is_refused_by_name(robot, wrong, names):
-    robot.ready()
-    actor = robot.client()
+def test_a_bad_command_is_refused_by_name(cell: Stepped, wrong, names):
+    cell.ready()
+    actor = cell.client("controller")
     actor.request("arm")
+    right = {"target": cell.state["set_point"], "number": 1, "generation": actor.generation}
     with pytest.raises(RobotError, match=names):
-        command(actor, **wrong)
+        actor.request("command", **{**right, **wrong})
     assert actor.next_state()["number"] == -1
 
 
-def test_200_reconnects_leave_nothing_behind_and_push_no_operator_out(robot):
+def test_reconnects_leave_nothing_behind_and_push_no_operator_out(robot):
     def count() -> tuple[int, int]:
         return threading.active_count(), len(os.listdir("/proc/self/fd"))
 
     desk = robot.operator()
     desk.hello()
-    for k in range(200):
+    for k in range(MOST_CLIENTS + 16):
         client = robot.client(f"actor {k % 3}", "any")
         client.request("lease")
         client.next_state()
@@ -207,7 +196,7 @@ def test_200_reconnects_leave_nothing_behind_and_push_no_operator_out(robot):
             before = count()
     wait(lambda: count()[1] <= before[1] + 2)
     assert count()[0] <= before[0]
-    assert len(robot.server._clients) <= 64
+    assert len(robot.server._clients) == MOST_CLIENTS
     assert desk._exchange("ping", {})["greet"] is False
     assert desk.next_state()["controller"] == ""
 
@@ -240,39 +229,33 @@ def test_the_end_brakes_and_keeps_torque(robot):
     np.testing.assert_allclose(steps, 0, atol=1e-6)
 
 
-def test_a_late_pass_is_reported_and_not_caught_up(monkeypatch):
-    now, moments = [100.0], []
-    stepped = server(FaultyArms(), Address(HERE, free_port()), lambda: now[0])
-    with contextlib.closing(stepped):
-        for k in range(200):
-            now[0] += DT
-            status = stepped.run_pass(now[0] - (0.004 if k == 7 else 0.001))
-        late = arrays.unpack(stepped._publisher.message(status, {}), 1 << 20)["late"]
-        assert (late["max"], late["p50"]) == (pytest.approx(0.004), pytest.approx(0.001)), "after a pass's requests"
+def test_a_late_pass_is_reported_and_not_caught_up(cell: Stepped, monkeypatch):
+    for k in range(REPORTED):
+        cell.now += DT
+        cell.server.run_pass(cell.now - (0.004 if k == 7 else 0.001))
+    late = arrays.unpack(cell.door.states[0], 1 << 20)["late"]
+    assert (late["max"], late["p50"]) == (pytest.approx(0.004), pytest.approx(0.001)), "after a pass's requests"
 
     class Slow(FaultyArms):
         def read(self) -> Reading:
             moments.append(now[0])
             now[0] += 0.023 if len(moments) == 10 else 0.001
-            if len(moments) == 400:
-                served.end("the test")
+            if len(moments) == 2 * REPORTED:
+                slow.end("the test")
             return super().read()
 
     def sleep(seconds: float) -> None:
         now[0] += seconds
 
+    now, moments, door = [100.0], [], NoDoor()
+    slow = server(Slow(), Address(HERE, 1), lambda: now[0], door=door)
     monkeypatch.setattr("serl_chunk_robot.server.server.sleep", sleep)
-    served = server(Slow(), Address(HERE, free_port()), lambda: now[0])
-    reports = []
-    message = served._publisher.message
-    monkeypatch.setattr(served._publisher, "message", lambda s, more: reports.append(message(s, more)) or reports[-1])
-    served.run()
+    slow.run()
     steps = np.diff(moments) / DT
     assert sorted(np.flatnonzero(np.abs(steps - 1) > 1e-6)) == [9]  # at the next deadline that is still to come
     assert round(float(steps[9]), 6) == 5
-    late = arrays.unpack(reports[-1], 1 << 20)["late"]
-    assert late["max"] < 1e-9
-    assert arrays.unpack(reports[-1], 1 << 20)["pass"] == 400
+    last = arrays.unpack(door.states[0], 1 << 20)
+    assert (last["pass"], last["late"]["max"] < 1e-9) == (2 * REPORTED, True)
 
 
 def test_what_no_message_can_hold_does_not_end_the_loop_and_events_are_numbered():
@@ -283,21 +266,20 @@ def test_what_no_message_can_hold_does_not_end_the_loop_and_events_are_numbered(
             done = super().read()
             return done if self.extra is None else done._replace(extra=self.extra, events=(Event(1.0, success=True),))
 
-    arms = Odd()
-    with served(arms=arms) as robot:
-        client = robot.client("watcher", "any")
-        arms.extra = {"\ud800": np.zeros(2)}
-        wait(lambda: client.next_state()["q"] is None)
-        arms.extra = {"object": np.arange(3)}
-        wait(lambda: not (state := client.next_state())["causes"] and state["q"] is not None)
-        state = client.next_state()
-        assert state["extra"]["object"].tolist() == [0, 1, 2]
-        assert state["events"][-1][1:] == [1.0, True, False]
-        assert len({e[0] for e in state["events"]}) == len(state["events"])
-        robot.server._greeting["spec"]["state"] = np.array([None])
-        with pytest.raises(RobotError, match=naming("hello", "spec.state")):
-            robot.client("other", "any").hello()
-        assert robot.client("other", "any").request("stop")["ok"]
+    cell = Stepped(Odd())
+    client = cell.client("any")
+    cell.arms.extra = {"\ud800": np.zeros(2)}
+    assert client.next_state()["q"] is None
+    cell.arms.extra = {"object": np.arange(3)}
+    cell.advance(2)
+    state = client.next_state()
+    assert (state["causes"], state["extra"]["object"].tolist()) == ({}, [0, 1, 2])
+    assert state["events"][-1][1:] == [1.0, True, False]
+    assert len({e[0] for e in state["events"]}) == len(state["events"])
+    cell.server._greeting["spec"]["state"] = np.array([None])
+    with pytest.raises(RobotError, match=naming("hello", "spec.state")):
+        client.hello()
+    assert client.request("stop")["ok"]
 
 
 def test_keys_are_required_off_loopback_and_a_port_in_use_is_refused_by_name(robot):
