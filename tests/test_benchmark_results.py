@@ -75,25 +75,24 @@ def test_a_figure_that_differs_is_found_and_rewritten_and_every_table_has_its_ma
         result_tables.render("<!-- results: nothing -->\n<!-- end of results -->", documented_tables.TABLES)
 
 
-AT_POINT = "runs.0.checkpoints.0"
+def with_run(**changes: Any) -> dict[str, Any]:
+    return {**VALID, "runs": [{**RUN, **changes}]}
+
+
+def with_point(**changes: Any) -> dict[str, Any]:
+    return with_run(checkpoints=[{**POINT, **changes}])
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "named"),
+    ("changed", "named"),
     [
-        ("commit", "main", ("commit", "'main'")),
-        ("runs.0.colour", "red", ("runs[0]", "colour")),
-        (f"{AT_POINT}.successes", 11, ("checkpoints[0].successes", 11, 10)),
-        (f"{AT_POINT}.starts", "training", ("checkpoints[0].starts", "'training'", "validation")),
+        ({**VALID, "commit": "main"}, ("commit", "'main'")),
+        (with_run(colour="red"), ("runs[0]", "colour")),
+        (with_point(successes=11), ("checkpoints[0].successes", 11, 10)),
+        (with_point(starts="training"), ("checkpoints[0].starts", "'training'", "validation")),
     ],
 )
-def test_a_field_that_is_not_what_it_must_be_is_named(path: str, value: Any, named: tuple[object, ...]):
-    changed = json.loads(json.dumps(VALID))
-    *parents, last = path.split(".")
-    at: Any = changed
-    for name in parents:
-        at = at[int(name) if name.isdigit() else name]
-    at.pop(last) if value is ... else at.update({last: value})
+def test_a_field_that_is_not_what_it_must_be_is_named(changed: dict[str, Any], named: tuple[object, ...]):
     with pytest.raises(DataError, match=naming("results.json", *named)):
         results.parse(changed, "results.json: ")
 

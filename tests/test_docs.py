@@ -23,6 +23,7 @@ from serl_chunk import cli as command_modules
 from serl_chunk import main as command_line
 from serl_chunk.agents.registry import IMPLEMENTATIONS
 from serl_chunk.cli import training
+from serl_chunk.cli.commands import COMMANDS
 from serl_chunk.cli.local import train_local
 from serl_chunk.cli.record import run_record
 from serl_chunk.config.experiment import ExperimentConfig
@@ -40,6 +41,7 @@ from serl_chunk.config.robots import (
 )
 from serl_chunk.data.demos import load_demos
 from serl_chunk.robots.registry import robot_spec
+from serl_chunk_robot.main import READING, REQUESTS
 from serl_chunk_robot.robot_file.config import load as load_robot
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,21 +52,17 @@ SERVING = ROOT / "docs" / "serving.md"  # tests/cli/test_serve.py runs its scrip
 LANGUAGES = {"console", "bash", "python", "toml", "text"}  # text is not tried: pictures and fragments
 # Of the programs the documents compare ours with, and of pip.
 FOREIGN_FLAGS = {"--successes_needed", "--dataset_type", "--max_episode_steps", "--num_episodes", "--no-deps"}
-STUBBED = {  # module of serl_chunk -> what of it a command line starts
+DEEPER = {  # module of serl_chunk -> what of it a command line starts once it has read its settings
     "cli.local": "run_local", "fleet.local": "run_both", "cli.learner": "run_learner run_offline",
     "cli.evaluation": "run_evaluation", "cli.actor": "run_training_actor", "cli.record": "run_record",
-    "runs.report.report": "build_report",
-    "cli.keys": "init_command add_command join_command list_command revoke_command",
-    "cli.doctor.doctor": "run_doctor", "cli.data.convert": "convert_command export_command",
-    "cli.data.inspect": "inspect_command check_command stats_command", "cli.view": "view_command",
-    "cli.runs": "rollback_command", "cli.serve": "run_serve", "cli.attention": "fit_command test_command",
-    "cli.classifier": "train_command test_command", "cli.pi0": "inspect_command import_command export_command",
+    "runs.report.report": "build_report", "cli.doctor.doctor": "run_doctor", "cli.serve": "run_serve",
 }  # fmt: skip
-SUBCOMMANDS = {  # whose flags `--help` prints; of "", of one word
-    "": "config new experiments record serve report view doctor", "keys": "init add join list revoke",
-    "robot": "new check teach dry replay serve status jog end keys reboot", "classifier": "record train test",
-    "attention": "fit test", "pi0": "inspect import export", "data": "convert export inspect check stats",
-}  # fmt: skip
+TO_THERE = {"config", "new", "experiments", "presets", "report", "record", "serve", "doctor"}  # commands; others stop
+STUBBED = [(name, function) for name, functions in DEEPER.items() for function in functions.split()] + [
+    (f"cli.{command.module}", f"{name.split()[-1]}_command")
+    for name, command in COMMANDS.items()
+    if command.module and name not in TO_THERE
+]
 every_page = pytest.mark.parametrize("doc", DOCS, ids=lambda d: str(d.relative_to(ROOT)))
 
 
@@ -137,20 +135,16 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
 
         return called
 
-    for name, functions in STUBBED.items():
+    for name, function in STUBBED:
         module = importlib.import_module(f"serl_chunk.{name}")
-        for function in functions.split():
-            monkeypatch.setattr(module, function, stub(function, getattr(module, function)))
+        monkeypatch.setattr(module, function, stub(function, getattr(module, function)))
     return made
 
 
-def test_every_block_says_what_it_is():
-    wrong = [(b.doc.name, b.language, b.text[:40]) for doc in DOCS for b in blocks(doc) if b.language not in LANGUAGES]
-    assert not wrong
-    assert {b.language for doc in DOCS for b in blocks(doc)} >= {"console", "python", "text"}
-
-
-def test_only_known_programs_are_shown():
+def test_every_block_says_what_it_is_and_only_known_programs_are_shown():
+    found = {(b.doc.name, b.language) for doc in DOCS for b in blocks(doc)}
+    assert [each for each in found if each[1] not in LANGUAGES] == []
+    assert {language for _, language in found} >= {"console", "python", "text"}
     known = {"serl-chunk", "make", "python", "python3", "pip", "source"}
     assert {Path(words[0]).name for _, words in commands()} == known
 
@@ -170,10 +164,8 @@ def test_serl_chunk_accepts(
         shared = arguments["arguments"]
         assert command_line.main([*shared, "--learner"]) == command_line.main([*shared, "--actor"]) == 0
         assert [name for name, _ in calls] == ["run_learner", "run_training_actor"]
-    elif words[0] in ("data", "classifier", "attention", "pi0", "keys"):
-        assert name == f"{words[1]}_command"
-    elif words[0] in ("view", "rollback"):
-        assert name == f"{words[0]}_command"
+    elif name.endswith("_command"):
+        assert name == f"{words[' '.join(words[:2]) in COMMANDS]}_command"
     elif name != "build_report":
         assert isinstance(arguments["config"], ExperimentConfig)
 
@@ -330,10 +322,10 @@ def test_settings_exist(doc: Path):
 def flags() -> set[str]:
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         assert command_line.main(["--help_all"]) == 0
-        for first, more in SUBCOMMANDS.items():
-            for word in more.split():
-                with pytest.raises(SystemExit):
-                    command_line.main([*[first][: bool(first)], word, "--help"])
+        robots = (f"robot {word}" for word in (*REQUESTS, *READING, "new", "check", "teach", "serve", "keys"))
+        for name in (*(name for name, command in COMMANDS.items() if command.module), *robots):
+            with pytest.raises(SystemExit):
+                command_line.main([*name.split(), "--help"])
     known = {"--config", *FOREIGN_FLAGS, *re.findall(r"--[a-z][a-z_-]*[a-z]", printed.getvalue())}
     scripts = "".join(script.read_text() for script in (ROOT / "benchmarks").rglob("*.py"))
     return known | set(re.findall(r'add_argument\("(--[\w-]+)"', scripts))

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
+
 import serl_chunk
 import serl_chunk_robot
 from serl_chunk.cli.commands import COMMANDS
@@ -130,31 +132,21 @@ def importing(paths: list[Path], wrong: Callable[[Path, str], bool]) -> list[str
     ]
 
 
-def texts(path: Path) -> Iterator[str]:
-    return (n.value for n in ast.walk(parsed(path)) if isinstance(n, ast.Constant) and isinstance(n.value, str))
-
-
-def test_imports_go_one_way():
+@pytest.mark.parametrize(("package", "modules", "rule"), [(PACKAGE, MODULES, RULE), (ROBOT, ROBOT_MODULES, ROBOT_RULE)])
+def test_imports_go_one_way_and_the_robot_package_imports_its_own_rooms_alone(package, modules, rule):
     def wrong(path: Path, name: str) -> bool:
-        package, _, part = name.partition(".")
-        return (
-            package == "serl_chunk" and bool(part) and part.split(".")[0] not in RULE[room_of(path)] | {room_of(path)}
-        )
+        whole, _, part = name.partition(".")
+        own = {*rule[room_of(path)], room_of(path), *([""] if package == PACKAGE else [])}
+        return whole in ("serl_chunk", package.name) and (whole != package.name or part.partition(".")[0] not in own)
 
-    assert {room_of(p) for p in MODULES} == set(RULE)
-    assert importing(MODULES, wrong) == []
+    assert {room_of(p) for p in modules} == set(rule)
+    assert importing(modules, wrong) == []
 
 
-def test_the_robot_package_imports_its_own_rooms_alone():
-    def wrong(path: Path, name: str) -> bool:
-        package, _, part = name.partition(".")
-        own = ROBOT_RULE[room_of(path)] | {room_of(path)}
-        return package == "serl_chunk" or (package == ROBOT.name and part.partition(".")[0] not in own)
-
-    assert {room_of(p) for p in ROBOT_MODULES} == set(ROBOT_RULE)
-    assert importing(ROBOT_MODULES, wrong) == []
-    others = [p for p in ROBOT_MODULES if room_of(p) != BY_NAME]
-    assert [f"{p.name} names {t}" for p in others for t in texts(p) if t.startswith("serl_chunk.")] == []
+def test_the_robot_package_names_no_module_of_serl_chunk_but_simulated_robots():
+    nodes = ((p, n) for p in ROBOT_MODULES if room_of(p) != BY_NAME for n in ast.walk(parsed(p)))
+    named = [(p.name, n.value) for p, n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    assert [each for each in named if each[1].startswith("serl_chunk.")] == []
 
 
 def test_rooms_without_jax_never_name_it_and_simulators_are_imported_by_extras_alone():
@@ -210,14 +202,12 @@ def test_no_file_is_too_long_and_no_short_one_serves_one_module_without_a_reason
 MOST_ATTRIBUTES = 20  # of an instance: what changes together is a value of its own
 
 
-def attributes(tree: ast.ClassDef) -> set[str]:
-    stores = (n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store))
-    return {n.attr for n in stores if isinstance(n.value, ast.Name) and n.value.id == "self"}
-
-
 def test_no_class_has_too_many_attributes():
-    classes = [(p, n) for p in PRODUCT for n in ast.walk(parsed(p)) if isinstance(n, ast.ClassDef)]
-    found = {f"{p.relative_to(ROOT)} {n.name}": len(attributes(n)) for p, n in classes}
+    found = {}
+    for path, tree in ((p, n) for p in PRODUCT for n in ast.walk(parsed(p)) if isinstance(n, ast.ClassDef)):
+        stores = (n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store))
+        own = {n.attr for n in stores if isinstance(n.value, ast.Name) and n.value.id == "self"}
+        found[f"{path.relative_to(ROOT)} {tree.name}"] = len(own)
     assert {name: n for name, n in found.items() if n > MOST_ATTRIBUTES} == {}
 
 
@@ -291,14 +281,6 @@ def test_a_robot_pc_needs_no_jax():
     assert done.stdout.strip() == "works", done.stderr
 
 
-def config_classes() -> list[type]:
-    found = []
-    for path in sorted((PACKAGE / "config").rglob("*.py")):
-        module = importlib.import_module(dotted(path))
-        found += [c for c in vars(module).values() if dataclasses.is_dataclass(c) and c.__module__ == module.__name__]
-    return found
-
-
 def reads(tree: ast.AST) -> set[str]:
     """Names that are read as attributes, directly or by `getattr` with a literal name."""
     out = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load)}
@@ -315,7 +297,9 @@ def test_every_setting_is_read():
         for function in (n for n in ast.walk(parsed(path)) if isinstance(n, ast.FunctionDef)):
             if not function.name.startswith("_") and function.name in used:
                 used |= reads(function)
-    classes = config_classes()
+    modules = [importlib.import_module(dotted(path)) for path in (PACKAGE / "config").rglob("*.py")]
+    classes = [c for m in modules for c in vars(m).values() if getattr(c, "__module__", "") == m.__name__]
+    classes = [c for c in classes if dataclasses.is_dataclass(c)]
     assert len(classes) > 10
     unread = [f"{c.__name__}.{f.name}" for c in classes for f in dataclasses.fields(c) if f.name not in used]
     assert not unread

@@ -126,12 +126,6 @@ def test_a_broken_snapshot_is_dropped(caplog):
     assert re.match(naming("snapshot promoted", "version=4", "alone=8/8", "acting=1"), promoted)
 
 
-def test_without_a_gate_the_newest_acts():
-    link = Learning([snapshot(i) for i in range(1, 11)])
-    run(link, lambda version, alone: True, episodes=10)
-    assert link.versions == list(range(1, 11))
-
-
 @given(st.lists(st.sampled_from([True, False]), max_size=300), st.floats(0, 1))
 def test_a_candidate_has_no_more_than_every_fourth_episode_and_an_end(successes, share):
     gate, since, seen = Canary(), EVERY, 0

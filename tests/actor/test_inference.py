@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import threading
 import traceback
+import types
 
 import numpy as np
 import pytest
@@ -58,15 +59,7 @@ class SlowAgent(NoisyAgent):
         return chunk, record | {"params": np.float32(params)}
 
 
-class Source:
-    """Has a snapshot of `version`; counts the looks at it."""
-
-    def __init__(self, version):
-        self.version, self.looks = version, 0
-
-    def latest(self):
-        self.looks += 1
-        return Snapshot(self.version, {"bias": np.float32(self.version)})
+NEWER = types.SimpleNamespace(latest=lambda: Snapshot(9, {"bias": np.float32(9)}))
 
 
 def test_only_the_newest_request_waits_and_a_flush_drops_what_was_requested_before_it(make):
@@ -100,7 +93,7 @@ def test_decisions_go_on_while_newer_parameters_are_loaded(make):
             return super().load_params(flat)
 
     agent = SlowToLoad(4)
-    policy = make_policy(agent, source=Source(9))
+    policy = make_policy(agent, source=NEWER)
     inference = make(policy)
     assert decided(inference).version == 3
     assert agent.begun.wait(10)
@@ -123,7 +116,7 @@ def test_an_error_reaches_the_control_thread_with_its_traceback(make, where):
                 raise ConfigError("another shape in the network")
             return super().sample(*args, **more)
 
-    inference = make(make_policy(Broken(4), source=Source(9)))
+    inference = make(make_policy(Broken(4), source=NEWER))
 
     def decide_for_long():
         for _ in range(1000):
@@ -183,9 +176,8 @@ class EchoAgent(NoisyAgent):
         return self.chunk, {"q": np.float32(0.5)}
 
 
-def policy_of(agent, normaliser=None, *, image_keys=(), prompts=None):
-    cameras = tuple(map(SPEC.camera, image_keys))
-    preprocess = Preprocess(normaliser or identity_normaliser(agent.horizon), cameras, prompts)
+def policy_of(agent, normaliser=None, *cameras):
+    preprocess = Preprocess(normaliser or identity_normaliser(agent.horizon), tuple(map(SPEC.camera, cameras)))
     policy = ChunkPolicy(agent, preprocess, SPEC)
     policy.swap(Snapshot(1, {"bias": np.float32(0)}))
     return policy
@@ -204,9 +196,7 @@ def relative_normaliser(horizon):
 
 def test_model_space_in_and_robot_units_out():
     agent = EchoAgent([[1, 0], [2, -1]])
-    decision = policy_of(agent, relative_normaliser(2), image_keys=("front",)).decide(
-        Request(OBSERVATION, explore=False)
-    )
+    decision = policy_of(agent, relative_normaliser(2), "front").decide(Request(OBSERVATION, explore=False))
     observation, prefix = agent.asked
     np.testing.assert_allclose(observation["state"], [0, -0.5, 2])
     assert observation["images/front"] is OBSERVATION["images/front"]
@@ -266,8 +256,7 @@ def test_a_snapshot_for_another_normaliser_is_refused():
 def test_only_snapshots_of_the_policys_own_run_are_taken():
     ours, theirs = identity_normaliser(2).digest(), relative_normaliser(2).digest()
     found: list[Snapshot | None] = [None]
-    agent = EchoAgent(np.zeros((2, 2)))
-    source = type("Source", (), {"latest": lambda self: found[0]})()
+    agent, source = EchoAgent(np.zeros((2, 2))), types.SimpleNamespace(latest=lambda: found[0])
     policy = ChunkPolicy(agent, identity(2), SPEC, source=source, run="b")
     assert not policy.refresh()
     for run, digest, taken in (("a", ours, False), ("b", theirs, False), ("", ours, False), ("b", ours, True)):

@@ -144,14 +144,8 @@ def test_in_lockstep_a_lost_server_is_waited_for_within_an_episode():
 
         env, sink = LineEnv(length=24), ListSink()
         remote = stack.enter_context(remote_policy(config_of(port), SPEC))
-        runner = EpisodeRunner(
-            env,
-            remote,
-            sink,
-            config=config_of(port),
-            observer=lambda tick: (tick == 4 and threading.Thread(target=restart).start()) or time.sleep(0.03),
-        )
-        summary = runner.run_episode(seed=1)
+        observe = lambda tick: (tick == 4 and threading.Thread(target=restart).start()) or time.sleep(0.03)  # noqa: E731
+        summary = EpisodeRunner(env, remote, sink, config=config_of(port), observer=observe).run_episode(seed=1)
     assert restarted
     assert (summary.length, {s.source for s in sink.steps}) == (24, {Source.POLICY})
 
@@ -268,15 +262,16 @@ class Keys:
         self.states.append(state)
 
 
-def attended(keys, ended):
-    return Operator(keys, None, amend=lambda record: None, end=ended.set, now=time.monotonic, countdown=0.0)
-
-
-def run_until_ended(env, config, keys, ended, stop=None, sink=None):
-    """Run an episode that only a key, or `stop`, ends."""
-    over = lambda: "operator" if ended.is_set() or (stop is not None and stop.is_set()) else None  # noqa: E731
+def run_until_ended(env, config, keys, sink=None):
+    """Run an episode that only a key ends; without keys, a stop in a third of a second."""
+    ended, operator = threading.Event(), None
+    if keys is None:
+        threading.Timer(0.3, ended.set).start()
+    else:
+        more = {"now": time.monotonic, "countdown": 0.0}
+        operator = Operator(keys, None, amend=lambda record: None, end=ended.set, **more)
+    over = lambda: "operator" if ended.is_set() else None  # noqa: E731
     with remote_policy(config, SPEC) as remote:
-        operator = None if keys is None else attended(keys, ended)
         runner = EpisodeRunner(env, remote, sink or ListSink(), config=config, operator=operator, stop=over)
         summaries = []
         thread = threading.Thread(target=lambda: summaries.append(runner.run_episode(1)), daemon=True)
@@ -297,41 +292,28 @@ class Idle(LineEnv):
         self.idled += 1
 
 
-@pytest.mark.parametrize(("clock", "action"), [("lockstep", Action.QUIT), ("realtime", Action.END)])
-def test_a_key_ends_the_wait_for_a_server_before_an_episode(clock, action):
-    env, keys, ended = Idle(), Keys(Action.STOP, action), threading.Event()
-    assert run_until_ended(env, config_of(9, clock=clock), keys, ended).length == 0
-    assert env.seeds == []  # nothing moved after it
-    assert env.idled > 3
-    assert ended.is_set() or action is Action.QUIT
-    assert any("127.0.0.1:9" in o.what for s in keys.states for o in s.obstacles)
-    assert keys.states[-1].word is ActorState.STOPPED
-
-
 @pytest.mark.parametrize("clock", ["lockstep", "realtime"])
-def test_a_stop_while_a_server_is_away_resets_no_robot(clock):
-    """The wait ends, and the episode that would have begun has no record."""
-    env, stop, sink = Idle(), threading.Event(), ListSink()
-    threading.Timer(0.3, stop.set).start()
-    summary = run_until_ended(env, config_of(9, clock=clock), None, threading.Event(), stop, sink)
+@pytest.mark.parametrize("action", [Action.QUIT, Action.END, None])
+def test_a_key_or_a_stop_ends_the_wait_for_a_server_before_an_episode_and_no_robot_is_reset(clock, action):
+    env, sink, keys = Idle(), ListSink(), None if action is None else Keys(Action.STOP, action)
+    summary = run_until_ended(env, config_of(9, clock=clock), keys, sink)
     assert (summary.length, env.seeds, sink.records) == (0, [], [])
     assert env.idled > 3
+    if keys is not None:
+        assert any("127.0.0.1:9" in o.what for s in keys.states for o in s.obstacles)
+        assert keys.states[-1].word is ActorState.STOPPED
 
 
 def test_a_key_ends_the_warm_up_with_a_server_that_does_not_answer():
-    env, keys, ended = Idle(), Keys(Action.END, after=3), threading.Event()
+    env = Idle()
     with server_of(StatePolicy(seconds=3.0)) as server:
-        summary = run_until_ended(env, config_of(server.port, clock="realtime"), keys, ended)
+        summary = run_until_ended(env, config_of(server.port, clock="realtime"), Keys(Action.END, after=3))
     assert (summary.length, env.seeds) == (0, [])
 
 
 @pytest.mark.parametrize("lost", [True, False])
 def test_a_key_ends_an_episode_that_waits_for_a_chunk(lost):
-    policy, ended, (word, after) = (
-        StatePolicy(),
-        threading.Event(),
-        ((ActorState.WAITING, 2) if lost else (ActorState.POLICY, 30)),
-    )
+    policy, (word, after) = StatePolicy(), (ActorState.WAITING, 2) if lost else (ActorState.POLICY, 30)
     with server_of(policy) as server:
 
         class Losing(LineEnv):
@@ -341,13 +323,12 @@ def test_a_key_ends_an_episode_that_waits_for_a_chunk(lost):
                 return super().step(action)
 
         env, keys = Losing(length=1000), Keys(Action.STOP, Action.END, word=word, after=after)
-        summary = run_until_ended(env, config_of(server.port), keys, ended)
+        summary = run_until_ended(env, config_of(server.port), keys)
     assert (summary.length, env.tick, summary.ended_by) == (8, 8, "operator")
 
 
 def test_a_chunk_that_comes_after_a_hold_is_not_executed():
-    policy, sink = StatePolicy(), ListSink()
-    keys, ended = Keys(Action.HOLD, word=ActorState.POLICY, after=15), threading.Event()
+    policy, sink, keys = StatePolicy(), ListSink(), Keys(Action.HOLD, word=ActorState.POLICY, after=15)
     with server_of(policy) as server:
 
         class Slow(LineEnv):
@@ -355,5 +336,5 @@ def test_a_chunk_that_comes_after_a_hold_is_not_executed():
                 policy.seconds = 0.6 if self.tick == 7 else 0.0
                 return super().step(action)
 
-        run_until_ended(Slow(length=20), config_of(server.port), keys, ended, sink=sink)
+        run_until_ended(Slow(length=20), config_of(server.port), keys, sink)
     assert [s.source for s in sink.steps] == [Source.POLICY] * 8 + [Source.HOLD] * 12

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -187,33 +188,18 @@ def test_interventions_and_hooks_are_passed_on():
 
 @pytest.mark.parametrize("key", ["stop", "quit"])
 def test_keys_count_while_the_learner_of_another_run_is_waited_for(monkeypatch, key):
-    class Keys:
-        quits, waited, parked = False, 0, 0
+    stop, keys = threading.Event(), Mock(quits=False)
 
-        def waits(self, *obstacles):
-            self.waited += 1
-            if self.waited == 3 and key == "stop":
-                stop.set()
-            self.quits = self.waited == 3 and key == "quit"
+    def waits(*obstacles):
+        if keys.waits.call_count == 3:
+            stop.set() if key == "stop" else keys.configure_mock(quits=True)
 
-        def park(self):
-            self.parked += 1
-
-    class Away:
-        run, welcome, waiting = "a", None, "no learner answers"
-
-        def act_for(self, run): ...
-
-        def close(self): ...
-
-        def wait_until(self, condition, seconds):
-            return condition()
-
-    stop = threading.Event()
+    keys.waits.side_effect = waits
+    away = Mock(run="a", welcome=None, waiting="no learner answers", wait_until=lambda condition, seconds: condition())
     actor = ActorService(make_config(), env=LineEnv(), stop=stop)
-    actor.operator = keys = Keys()
-    monkeypatch.setattr("serl_chunk.actor.service.preprocess_of", lambda *_: None)
-    monkeypatch.setattr("serl_chunk.actor.service.RunProgress", type("P", (), {"of": lambda *_: None}))
+    actor.operator = keys
+    monkeypatch.setattr(service, "preprocess_of", lambda *_: None)
+    monkeypatch.setattr(service, "RunProgress", Mock())
     monkeypatch.setattr(actor, "run", lambda *_, **more: ActorSummary(reason="replaced", replaced=True))
-    summary = actor.serve(Away(), type("W", (), {"run": "a", "origin": None})())
-    assert (summary.replaced, keys.waited, keys.parked) == (True, 3, int(key == "quit"))
+    summary = actor.serve(away, Mock(run="a"))
+    assert (summary.replaced, keys.waits.call_count, keys.park.call_count) == (True, 3, int(key == "quit"))

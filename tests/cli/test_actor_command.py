@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import signal
 import types
+from unittest.mock import Mock
 
 import pytest
 from actor_helpers import LineEnv, make_config
@@ -38,42 +39,23 @@ from serl_chunk.learner.service import welcome_of
 from serl_chunk.outcomes.robot import spec_of
 from serl_chunk.runs.folder import open_run
 from serl_chunk.transport.wire.handshake import Welcome
-from serl_chunk.types import Amend, CameraSpec, ConfigError, DataError, PolicyOrigin, SerlChunkError, Snapshot
+from serl_chunk.types import CameraSpec, ConfigError, DataError, PolicyOrigin, SerlChunkError, Snapshot
 
 ADDRESS = LearnerAddress("127.0.0.1", 1, "a")
 
 
-class Link:
-    """Of a learner that gets no requests; a test puts another welcome in the place of the first."""
+def link_of(welcome: Welcome) -> Mock:
+    """Of a learner that gets no requests."""
+    link = Mock(stats=lambda: {"inherited": 0.0}, wait_until=lambda condition, timeout: condition())
+    link.connect.return_value = welcome
+    link.fetch_checkpoint.return_value = (Snapshot(40, {}, origin=PolicyOrigin("another", "its own")), {})
+    return welcomes(link, welcome)
 
-    def __init__(self, welcome: Welcome) -> None:
-        self.welcome = welcome
-        self.acted_for: list[str] = []
 
-    @property
-    def run(self) -> str:
-        return self.welcome.run
-
-    def act_for(self, run: str) -> None:
-        self.acted_for.append(run)
-
-    def wait_until(self, condition, timeout: float) -> bool:
-        return condition()
-
-    def connect(self, *_, **__) -> Welcome:
-        return self.welcome
-
-    def stats(self) -> dict[str, float]:
-        return {"inherited": 0.0}
-
-    def amend(self, correction: Amend) -> None:
-        raise AssertionError("no operator corrects anything")
-
-    def fetch_checkpoint(self, step: str, timeout: float):
-        return Snapshot(40, {}, origin=PolicyOrigin("another", "its own")), {}
-
-    def close(self) -> None:
-        pass
+def welcomes(link: Mock, welcome: Welcome) -> Mock:
+    """Put a welcome in the place of the last."""
+    link.configure_mock(welcome=welcome, run=welcome.run)
+    return link
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +88,7 @@ def test_another_runs_welcome_begins_everything_anew(tmp_path, monkeypatch, capl
     """Or the same run's, with another normaliser."""
     caplog.set_level("INFO", "serl_chunk.actor")
     other = dataclasses.replace(normaliser, scale=2 * normaliser.scale)
-    link = Link(welcome(normaliser, "first"))
+    link = link_of(welcome(normaliser, "first"))
     sessions = []
 
     def session(self, preprocess, begun, *, replaced):
@@ -114,13 +96,14 @@ def test_another_runs_welcome_begins_everything_anew(tmp_path, monkeypatch, capl
         assert replaced() is None
         if len(sessions) == 2:
             return ActorSummary(delivered=True)
-        link.welcome = welcome(other, run, episodes=1, env_steps=40, human_ticks=5)
+        welcomes(link, welcome(other, run, episodes=1, env_steps=40, human_ticks=5))
         return ActorSummary(reason=replaced(), episodes=8, steps=99, replaced=True)
 
     assert start(monkeypatch, tmp_path, config, link, session) == 0
     assert [begun[:4] for _, begun in sessions] == [("first", 3, 90, 27), (run, 1, 40, 5)]
     assert [digest for digest, _ in sessions] == [normaliser.digest(), other.digest()]
-    assert (len({begun.episode_prefix for _, begun in sessions}), link.acted_for) == (2, ["first", run])
+    assert len({begun.episode_prefix for _, begun in sessions}) == 2
+    assert [made.args for made in link.act_for.mock_calls] == [("first",), (run,)]
     said = "\n".join(caplog.messages)
     assert "first" in said
     assert (run if run == "second" else other.digest()) in said
@@ -130,12 +113,12 @@ def test_another_runs_welcome_begins_everything_anew(tmp_path, monkeypatch, capl
 @pytest.mark.parametrize(("limit", "sessions"), [(0, 2), (8, 1)])
 def test_the_limit_of_episodes_holds_over_both_runs(tmp_path, monkeypatch, config, normaliser, limit, sessions):
     config = dataclasses.replace(config, actor=dataclasses.replace(config.actor, max_episodes=limit))
-    link, done = Link(welcome(normaliser, "first")), []
+    link, done = link_of(welcome(normaliser, "first")), []
 
     def run(self, *_, **__):
         done.append(self.episodes)
         self.episodes += 8
-        link.welcome = welcome(normaliser, "second")
+        welcomes(link, welcome(normaliser, "second"))
         return ActorSummary(reason="another run", replaced=len(done) == 1)
 
     start(monkeypatch, tmp_path, config, link, run)
@@ -150,8 +133,7 @@ def test_a_normaliser_that_is_not_the_one_its_welcome_names_is_refused(config, n
 
 
 def test_an_evaluation_decodes_no_checkpoint_with_another_ones_normaliser(monkeypatch, config, normaliser):
-    link = Link(welcome(normaliser))
-    monkeypatch.setattr(evaluation, "open_link", lambda *_, **__: link)
+    monkeypatch.setattr(evaluation, "open_link", lambda *_, **__: link_of(welcome(normaliser)))
     with pytest.raises(PolicyError, match=naming("normaliser", "its own", normaliser.digest(), 40)):
         evaluation.run_evaluation(config, EvaluationOptions(("latest",), 1), ADDRESS)
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -175,28 +173,16 @@ def test_a_discard_takes_the_labels_away_at_once_and_u_brings_them_back(tmp_path
 CONFIG = apply_overrides(load("fake_aloha", []), [("robot.image_size", "16")])
 
 
-@pytest.fixture(scope="module")
-def demos(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("demos")
-    assert run_record(CONFIG, 6, str(folder), policy="scripted", noise=None, cameras=("top", "left_wrist")) == 0
-    return folder
-
-
-@pytest.fixture(scope="module")
-def trained(demos, tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("classifiers") / "c"
-    printed = io.StringIO()
-    words = ["classifier", "train", str(demos), "--cameras", "left_wrist,top", "--out", str(folder)]
-    with contextlib.redirect_stdout(printed):
-        assert main([*words, "--steps", "20", "--batch_size", "8", "--frames", "2", "--positives", "3"]) == 0
-    assert "update 20 of 20: " in printed.getvalue()
-    assert "note: 1 held-out episode " in printed.getvalue()  # too few for a share of 0.01
-    assert f"outcome.classifier={folder}" in printed.getvalue()
-    return folder
-
-
 @pytest.mark.compiles
-def test_training_writes_a_folder_that_the_actor_reads(trained):
+def test_training_writes_a_folder_that_the_actor_reads_and_test_prints_its_figures(tmp_path, capsys):
+    demos, trained, cameras = tmp_path / "demos", tmp_path / "c", ("top", "left_wrist")
+    assert run_record(CONFIG, 6, str(demos), policy="scripted", noise=None, cameras=cameras) == 0
+    words = ["classifier", "train", str(demos), "--cameras", "left_wrist,top", "--out", str(trained)]
+    assert main([*words, "--steps", "20", "--batch_size", "8", "--frames", "2", "--positives", "3"]) == 0
+    printed = capsys.readouterr().out
+    assert "update 20 of 20: " in printed
+    assert "note: 1 held-out episode " in printed  # too few for a share of 0.01
+    assert f"outcome.classifier={trained}" in printed
     description = read_description(trained)
     assert [(c.name, c.height, c.width) for c in description.cameras] == [("left_wrist", 16, 16), ("top", 16, 16)]
     assert (description.frames, description.positives) == (2, 5 * 3)
@@ -208,16 +194,10 @@ def test_training_writes_a_folder_that_the_actor_reads(trained):
     black = {f"images/{c}": np.zeros((16, 16, 3), np.uint8) for c in classifier.cameras}
     assert classifier.probability(black).shape == (2,)
 
-
-@pytest.mark.compiles
-def test_test_prints_the_figures_and_writes_them(trained, demos, tmp_path, capsys):
     key = open_episodes(demos, ReadOptions()).keys()[2]
     labels = {"classes": ["failure", "success"], "episodes": {key: [[0, 10, "failure"]]}}
     (demos / LABELS).write_text(json.dumps(labels))
-    try:
-        assert main(["classifier", "test", str(trained), str(demos), "--out", str(tmp_path)]) == 0
-    finally:
-        (demos / LABELS).unlink()
+    assert main(["classifier", "test", str(trained), str(demos), "--out", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     figures = json.loads((tmp_path / "test.json").read_text())
     assert (figures["successes"], figures["failures"]) == (5, 1)

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import h5py
@@ -31,7 +32,7 @@ from serl_chunk.main import main
 from serl_chunk.outcomes.robot import spec_of
 from serl_chunk.runs.episodes import DEMOS, FORMAT, JOURNAL, RunDemos, RunSource, note_of
 from serl_chunk.runs.folder import write_json
-from serl_chunk.types import Begin, DataError, End, Episode, Outcome, Source, SparseRows, Step, StepBlock
+from serl_chunk.types import DataError, Outcome, Source, SparseRows
 
 
 @pytest.fixture
@@ -108,7 +109,9 @@ def with_demos(run, paths, **options):
     return loaded
 
 
-def test_the_demonstrations_a_run_was_started_with_are_exported(run, demos, tmp_path):
+def test_the_demonstrations_a_run_was_started_with_are_exported_and_those_that_changed_or_went_are_named(
+    run, demos, tmp_path
+):
     with_demos(run, [demos])
     assert export(run, "--out", tmp_path / "out", "--store", "demo") == 0
     for ours, theirs in zip(files(tmp_path / "out"), files(demos), strict=True):
@@ -116,10 +119,6 @@ def test_the_demonstrations_a_run_was_started_with_are_exported(run, demos, tmp_
     some = ["--store", "demo", "--cameras", "none", "--only", "success"]
     assert export(run, "--out", tmp_path / "some", *some) == 0
     assert len(files(tmp_path / "some")) == 3
-
-
-def test_demonstrations_that_changed_or_went_are_named(run, demos):
-    with_demos(run, [demos])
     source = RunDemos(run.path)
     first, second, _ = files(demos)
     first.unlink()
@@ -145,39 +144,26 @@ def test_how_they_were_read_is_remembered(run, tmp_path):
     assert decode_images(load_demos([tmp_path / "plain.hdf5"], plain).episodes[0]).end.outcome is Outcome.UNKNOWN
 
 
-def _episode(n: int, seed: int) -> Episode:
-    rng = np.random.default_rng(seed)
-
-    def step(t: int) -> Step:
-        seen = {"state": rng.normal(size=3).astype(np.float32), "images/top": rng.integers(0, 256, (8, 8, 3), np.uint8)}
-        return Step(t, seen, rng.normal(size=2).astype(np.float32), 0.0, Source.SCRIPTED, -1, -1, t / 25)
-
-    end = End(f"e{seed}", n, {"state": np.zeros(3, np.float32)}, True, False, Outcome.SUCCESS)
-    return Episode(Begin(f"e{seed}", "stack"), StepBlock.from_steps(f"e{seed}", [step(t) for t in range(n)]), end)
-
-
-@pytest.fixture
-def folder(tmp_path):
-    path = tmp_path / "in"
-    path.mkdir()
-    for i in range(5):
-        write_episode(path / f"episode_{i}.hdf5", _episode(4 + i, i), None, hz=25.0)
-    return path
+def written(folder: Path, lengths: Sequence[int]) -> Path:
+    folder.mkdir()
+    for number, length in enumerate(lengths):
+        write_episode(folder / f"episode_{number}.hdf5", coded(number, length, "success").episode(), SPEC)
+    return folder
 
 
 def _run(*arguments: object) -> int:
     return main(["data", "convert", *map(str, arguments), "--workers", "0"])
 
 
-def test_bad_episodes_end_it_or_are_listed(folder, tmp_path, capsys):
+def test_bad_episodes_end_it_or_are_listed(tmp_path, capsys):
+    folder, out = written(tmp_path / "in", range(4, 9)), tmp_path / "out"
     for i in (1, 3):
         (folder / f"episode_{i}.hdf5").write_text("damaged")
-    out = tmp_path / "out"
     assert _run(folder, "--to", "hdf5", "--out", out) == 1
     assert re.search(naming("episode_1.hdf5", "HDF5", "--skip-bad"), capsys.readouterr().err)
     assert _run(folder, "--to", "hdf5", "--out", out, "--resume", "--skip-bad") == 0
     said = capsys.readouterr().out
-    assert "3 episodes, 18 steps, 18 frames (1 episodes were there before)" in said
+    assert "3 episodes, 18 steps, 36 frames (1 episodes were there before)" in said  # of two cameras
     assert "2 bad episodes left out:" in said
     assert f"  3: {folder}/episode_3.hdf5: the file is truncated" in said
 
@@ -204,10 +190,7 @@ def test_foreign_files_and_notes(tmp_path, capsys):
 
 @pytest.mark.system
 def test_ctrl_c_keeps_what_was_done_and_says_how_to_go_on(tmp_path):
-    path, out = tmp_path / "in", tmp_path / "out"
-    path.mkdir()
-    for i in range(120):
-        write_episode(path / f"episode_{i}.hdf5", _episode(60, i), None, hz=25.0)
+    path, out = written(tmp_path / "in", [60] * 120), tmp_path / "out"
     command = [sys.executable, "-m", "serl_chunk.main", "data", "convert", str(path), "--from=episodes", "--to=hdf5",
                f"--out={out}", "--workers=1"]  # fmt: skip
     process = subprocess.Popen(

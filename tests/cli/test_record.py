@@ -195,39 +195,20 @@ def test_a_file_that_cannot_be_renamed_does_not_end_the_control_loop(tmp_path, c
     assert "episode_0.hdf5 cannot be renamed (No such file or directory)" in caplog.text
 
 
-@pytest.fixture
-def policy():
-    pytest.importorskip("websockets")
-    return StatePolicy()
-
-
-@pytest.fixture
-def config(policy):
-    with server_of(policy) as server:
-        yield make_config(horizon=HORIZON, actor=ActorConfig(policy=f"openpi://127.0.0.1:{server.port}"))
-
-
-@pytest.fixture
-def closed(monkeypatch):
-    order, close = [], client.PolicyClient.close
-    monkeypatch.setattr(client.PolicyClient, "close", lambda self: (order.append("client"), close(self)))
-
-    class Closing(LineEnv):
-        def close(self):
-            order.append("robot")
-
-    for module in (record, evaluation):
-        monkeypatch.setattr(module, "make_env", lambda *a, **k: Closing(length=9, success_at=5))
-    return order
-
-
 @pytest.mark.parametrize("command", ["evaluation", "record"])
-def test_the_robot_is_closed_before_the_network(command, config, closed, monkeypatch, tmp_path):
+def test_the_robot_is_closed_before_the_network(command, monkeypatch, tmp_path):
+    pytest.importorskip("websockets")
+    order, close, env = [], client.PolicyClient.close, LineEnv(length=9, success_at=5)
+    env.close = lambda: order.append("robot")
+    monkeypatch.setattr(client.PolicyClient, "close", lambda self: (order.append("client"), close(self)))
+    for module in (record, evaluation):
+        monkeypatch.setattr(module, "make_env", lambda *a, **k: env)
+        monkeypatch.setattr(module, "spec_of", lambda config: SPEC)
     monkeypatch.setattr(evaluation, "stop_on_signals", lambda stop, how: None)
-    monkeypatch.setattr(record, "spec_of", lambda config: SPEC)
-    monkeypatch.setattr(evaluation, "spec_of", lambda config: SPEC)
-    if command == "evaluation":
-        assert run_evaluation(config, EvaluationOptions((), 1), None) == 0
-    else:
-        assert run_record(config, 1, str(tmp_path), policy="server", noise=None, cameras=()) == 0
-    assert closed == ["robot", "client"]
+    with server_of(StatePolicy()) as server:
+        config = make_config(horizon=HORIZON, actor=ActorConfig(policy=f"openpi://127.0.0.1:{server.port}"))
+        if command == "evaluation":
+            assert run_evaluation(config, EvaluationOptions((), 1), None) == 0
+        else:
+            assert run_record(config, 1, str(tmp_path), policy="server", noise=None, cameras=()) == 0
+    assert order == ["robot", "client"]

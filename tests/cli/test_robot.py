@@ -82,18 +82,10 @@ def test_a_first_target_out_of_reach_stops_the_episode(robot):
     assert (done.ticks, done.changed, list(done.stops)) == (100, 100, ["no valid command in time (first)"])
 
 
-@pytest.fixture(scope="module")
-def demos(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("demos")
-    flags = ["--exp_name", "fake_aloha", "--n_demos", "2", "--cameras", "none", "--out", str(folder)]
-    assert whole.main(["record", *flags]) == 0
-    return folder
-
-
-def test_dry_reads_demonstrations_and_needs_no_robot(demos, tmp_path, capsys):
-    out = tmp_path / "dry.json"
-    file = "experiments/robots/fake_aloha.toml"
-    assert whole.main(["robot", "dry", str(demos), "--file", file, "--json", str(out)]) == 0
+def test_dry_reads_demonstrations_and_needs_no_robot(tmp_path, capsys):
+    demos, out, file = str(tmp_path / "demos"), tmp_path / "dry.json", "experiments/robots/fake_aloha.toml"
+    assert whole.main(["record", "--exp_name=fake_aloha", "--n_demos=2", "--cameras=none", "--out", demos]) == 0
+    assert whole.main(["robot", "dry", demos, "--file", file, "--json", str(out)]) == 0
     printed = capsys.readouterr().out
     values = json.loads(out.read_text())
     assert values["evaluating"]["changed"] == 0  # the task's own limits are wider than its expert

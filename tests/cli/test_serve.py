@@ -6,10 +6,12 @@ import argparse
 import contextlib
 import dataclasses
 import os
+import queue
 import re
 import runpy
 import subprocess
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -80,27 +82,17 @@ def env(config):
 
 @contextlib.contextmanager
 def serving(config, options):
-    stop, ready, found = threading.Event(), threading.Event(), []
-
-    def start():
+    stop, port = threading.Event(), queue.SimpleQueue()
+    with ThreadPoolExecutor(1) as pool:
+        served = pool.submit(run_serve, config, options, stop=stop, started=lambda s: port.put(s.port))
+        served.add_done_callback(lambda ended: port.put(None))
         try:
-            found.append(run_serve(config, options, stop=stop, started=lambda s: (found.append(s.port), ready.set())))
-        except Exception as error:
-            found.append(error)
+            found = port.get(timeout=120)
+            assert found is not None, served.exception()
+            yield found
         finally:
-            ready.set()
-
-    thread = threading.Thread(target=start)
-    thread.start()
-    try:
-        assert ready.wait(120)
-        if isinstance(found[0], Exception):
-            raise found[0]
-        yield found[0]
-    finally:
-        stop.set()
-        thread.join(30)
-    assert found[1:] == [0]
+            stop.set()
+        assert served.result(30) == 0
 
 
 @pytest.fixture(scope="module")

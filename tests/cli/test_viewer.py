@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -36,14 +37,6 @@ class Slow(LineEnv):
     def step(self, action):
         time.sleep(0.002)
         return super().step(action)
-
-
-class Still:
-    def reset(self, seed):
-        pass
-
-    def act(self):
-        return np.zeros(2, np.float32)
 
 
 @contextlib.contextmanager
@@ -74,31 +67,13 @@ def pressing(monkeypatch, key: str):
         assert not thread.is_alive()  # the page has ended
 
 
-@pytest.fixture
-def recorded(monkeypatch, tmp_path):
+def test_a_viewer_labels_what_a_script_records(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(record, "make_env", lambda robot: Slow(length=10_000))
-    monkeypatch.setattr(record, "spec_of", lambda config: LineEnv().robot_spec)
-    monkeypatch.setattr(record, "make_expert", lambda env: Still())
-    return lambda viewer: run_record(
-        make_config(), 1, str(tmp_path), policy="scripted", noise=None, cameras=(), viewer=viewer
-    )
-
-
-@pytest.fixture
-def evaluated(monkeypatch, tmp_path):
-    checkpoint = evaluation.Checkpoint(Snapshot(5, {"bias": np.float32(0)}), identity(8), Counters(5, 0, 0))
-    monkeypatch.setattr(evaluation, "make_env", lambda *a, **k: Slow(length=10_000))
-    monkeypatch.setattr(evaluation, "spec_of", lambda config: SPEC)
-    monkeypatch.setattr(evaluation, "make_agent", lambda *a: NoisyAgent(8))
-    monkeypatch.setattr(evaluation, "checkpoints_of_run", lambda *a: [checkpoint])
-    monkeypatch.setattr(evaluation, "build_report", lambda run: run / "report.html")
-    monkeypatch.setattr(evaluation, "stop_on_signals", lambda stop, how: None)
-    return lambda viewer: run_evaluation(make_config(), EvaluationOptions(("5",), 2), tmp_path, viewer=viewer)
-
-
-def test_a_viewer_labels_what_a_script_records(recorded, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(record, "spec_of", lambda config: SPEC)
+    monkeypatch.setattr(record, "make_expert", lambda env: Mock(act=lambda: np.zeros(2, np.float32)))
+    how = {"policy": "scripted", "noise": None, "cameras": (), "viewer": "0"}
     with pressing(monkeypatch, "s") as seen:
-        assert recorded("0") == 0
+        assert run_record(make_config(), 1, str(tmp_path), **how) == 0
     assert "live page: http://127.0.0.1:" in capsys.readouterr().out
     assert seen[:2] == [f"{make_config().name}: record", "demonstration 1 of 1: 0 attempts, 0 kept"]
     [file] = tmp_path.glob("*.hdf5")
@@ -106,9 +81,16 @@ def test_a_viewer_labels_what_a_script_records(recorded, tmp_path, monkeypatch, 
     assert (end.outcome, end.outcome_by) == (Outcome.SUCCESS, "operator")
 
 
-def test_a_viewer_labels_the_episodes_of_an_evaluation(evaluated, tmp_path, monkeypatch):
+def test_a_viewer_labels_the_episodes_of_an_evaluation(tmp_path, monkeypatch):
+    checkpoint = evaluation.Checkpoint(Snapshot(5, {"bias": np.float32(0)}), identity(8), Counters(5, 0, 0))
+    monkeypatch.setattr(evaluation, "make_env", lambda *a, **k: Slow(length=10_000))
+    monkeypatch.setattr(evaluation, "spec_of", lambda config: SPEC)
+    monkeypatch.setattr(evaluation, "make_agent", lambda *a: NoisyAgent(8))
+    monkeypatch.setattr(evaluation, "checkpoints_of_run", lambda *a: [checkpoint])
+    monkeypatch.setattr(evaluation, "build_report", lambda run: run / "report.html")
+    monkeypatch.setattr(evaluation, "stop_on_signals", lambda stop, how: None)
     with pressing(monkeypatch, "f") as seen:
-        assert evaluated("0") == 0
+        assert run_evaluation(make_config(), EvaluationOptions(("5",), 2), tmp_path, viewer="0") == 0
     assert seen[:2] == [f"{make_config().name}: evaluation", "episode 1 of 2"]
     assert "episode 2 of 2" in seen
     [result] = json.loads((tmp_path / "evaluations" / "evaluation_5.json").read_text())["results"]

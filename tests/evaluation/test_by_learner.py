@@ -15,27 +15,23 @@ import numpy as np
 import pytest
 from errors import naming
 from learner_tools import by_kind, quick_agents
-from point_robot import Ditherer, PointEnv, experiment, record_demos
+from point_robot import PointEnv, experiment, record_demos
 
-from serl_chunk.actor.episode import EpisodeRunner
 from serl_chunk.cli.learner import make_learner, train_offline
 from serl_chunk.cli.local import train_local
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.robots import GymConfig
-from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
-from serl_chunk.evaluation import rollouts as evaluate_module
 from serl_chunk.evaluation.by_learner import OwnEvaluation
 from serl_chunk.evaluation.rollouts import EVAL_SEED_BASE
 from serl_chunk.learner.building import RunOptions
 from serl_chunk.learner.learner import Learner
 from serl_chunk.learner.schedule import Phase
-from serl_chunk.robots.registry import make_env, robot_spec
+from serl_chunk.robots.registry import robot_spec
 from serl_chunk.runs.checkpoints import host_leaves
 from serl_chunk.runs.folder import open_run
 from serl_chunk.runs.metrics import Counters, read_metrics
 from serl_chunk.runs.report.report import build_report
 from serl_chunk.types import ConfigError, SerlChunkError, Snapshot
-from serl_chunk.viz.video import VideoError
 
 pytestmark = pytest.mark.compiles
 
@@ -171,93 +167,25 @@ def test_a_real_robot_is_not_moved_by_a_learner(demos, tmp_path):
         experiment(video_episodes=4, **EVALUATED)
 
 
-class FilmedPoint(gymnasium.Wrapper):
+class Dark(gymnasium.Wrapper):
+    """Cannot draw what its camera sees."""
+
     def __init__(self, fake_env: bool) -> None:
         super().__init__(PointEnv())
         images = gymnasium.spaces.Dict({"top": gymnasium.spaces.Box(0, 255, (16, 16, 3), np.uint8)})
         self.observation_space = gymnasium.spaces.Dict({"state": self.env.observation_space, "images": images})
 
-    def _seen(self, state):
-        return {"state": state, "images": {"top": np.zeros((16, 16, 3), np.uint8)}}
-
     def reset(self, **kwargs):
-        state, info = self.env.reset(**kwargs)
-        return self._seen(state), info
-
-    def step(self, action):
-        state, *rest = self.env.step(action)
-        return self._seen(state), *rest
-
-
-class FakeVideo:
-    def __init__(self, path: Path, fps: float) -> None:
-        self.path, self.partial = path, path.with_suffix(".partial")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.partial.touch()
-
-    def add(self, images: dict, *, human: bool = False) -> None:
-        assert images
-
-    def finish(self, name: str) -> None:
-        self.partial.rename(self.path.with_name(name))
-
-    def discard(self) -> None:
-        self.partial.unlink(missing_ok=True)
-
-
-@pytest.fixture
-def filmed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("serl_chunk.evaluation.by_learner.ffmpeg_program", lambda: "ffmpeg")
-    monkeypatch.setattr(evaluate_module, "EpisodeVideo", FakeVideo)
-    config = experiment(**OFFLINE | EVALUATED, video_episodes=2)
-    robot = GymConfig(make=FilmedPoint, robot_name="point", max_episode_steps=10)
-    return dataclasses.replace(config, robot=robot)
-
-
-def filmed_demos(folder: Path, config) -> str:
-    env = make_env(dataclasses.replace(config.robot, max_episode_steps=200))
-    with EpisodeWriter(folder, env.robot_spec, keep=lambda e: True) as writer:
-        runner = EpisodeRunner(env, Ditherer(env.env.env), writer, config=config)
-        for seed in range(2):
-            runner.run_episode(seed)
-    env.close()
-    return str(folder)
-
-
-def test_what_filming_needs_is_looked_at_before_anything_is_trained(demos, tmp_path, filmed, monkeypatch):
-    blind = dataclasses.replace(filmed, robot=experiment().robot)
-    with pytest.raises(ConfigError, match=naming("learner.video_episodes", 2, "point", 0)):
-        train_offline(blind, RunOptions([demos], str(tmp_path / "blind")))
-
-    def dark(self, state):
         raise RuntimeError("no EGL here")
 
-    monkeypatch.setattr(FilmedPoint, "_seen", dark)
-    with pytest.raises(
-        ConfigError, match=naming("learner.video_episodes", 2, "RuntimeError: no EGL here", "MUJOCO_GL")
-    ):
-        train_offline(filmed, RunOptions([demos], str(tmp_path / "dark")))
 
-
-def test_an_evaluation_that_fails_ends_no_training(tmp_path, filmed, monkeypatch, caplog):
-    demos = filmed_demos(tmp_path / "demos", filmed)
-    finish = FakeVideo.finish
-
-    def broken(self, name):
-        finish(self, name)
-        if "001" in name and self.path.parent.name.startswith("40"):
-            raise VideoError("could not write it: the disk is full")
-
-    monkeypatch.setattr(FakeVideo, "finish", broken)
-    learner = train_offline(filmed, RunOptions([demos], str(tmp_path / "run")))
-    assert (learner.trainer.phase, learner.updates) == (Phase.DONE, 50)
-    assert evaluated(tmp_path / "run") == [20, 50]
-    said = caplog.text
-    warning = "the evaluation at step 40 failed and is left out; training goes on (VideoError: could not"
-    assert said.count(warning) == 1
-    videos = tmp_path / "run" / "videos"
-    assert sorted(p.name for p in videos.iterdir()) == ["20_mean", "50_mean"]
-    assert [len(list(p.iterdir())) for p in videos.iterdir()] == [2, 2]
+def test_what_filming_needs_is_looked_at_before_anything_is_trained(demos, tmp_path, monkeypatch):
+    monkeypatch.setattr("serl_chunk.evaluation.by_learner.ffmpeg_program", lambda: "ffmpeg")
+    blind = experiment(**OFFLINE | EVALUATED, video_episodes=2)
+    dark = dataclasses.replace(blind, robot=GymConfig(make=Dark, robot_name="point", max_episode_steps=10))
+    for config, named in ((blind, ("point", 0)), (dark, ("RuntimeError: no EGL here", "MUJOCO_GL"))):
+        with pytest.raises(ConfigError, match=naming("learner.video_episodes", 2, *named)):
+            train_offline(config, RunOptions([demos], str(tmp_path)))
 
 
 def test_a_simulator_that_gives_up_costs_one_evaluation_and_no_training(tmp_path, monkeypatch, caplog):
@@ -265,8 +193,12 @@ def test_a_simulator_that_gives_up_costs_one_evaluation_and_no_training(tmp_path
         """As simulators have them: no SerlChunkError, no OSError."""
 
     def gives_up(*_: object, **__: object) -> None:
+        (videos / "new.mp4").touch()
         raise Unstable("the arm left the world")
 
+    videos = tmp_path / "videos" / "40_mean"
+    videos.mkdir(parents=True)
+    (videos / "old.mp4").touch()
     config = experiment(**OFFLINE | EVALUATED)
     own = OwnEvaluation(config, None, lambda: False)
     learner = SimpleNamespace(
@@ -277,7 +209,7 @@ def test_a_simulator_that_gives_up_costs_one_evaluation_and_no_training(tmp_path
     [line] = caplog.messages
     assert line.startswith("the evaluation at step 40 failed and is left out; training goes on ")
     assert f"(Unstable: the arm left the world, raised in {__file__}, line " in line
-    assert list(tmp_path.iterdir()) == []
+    assert ([p.name for p in videos.iterdir()], [*tmp_path.iterdir()]) == (["old.mp4"], [tmp_path / "videos"])
 
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt

@@ -79,13 +79,13 @@ def test_one_that_was_killed_is_told_by_its_signal(capfd):
 @pytest.mark.parametrize(("stopped", "status"), [(0, 0), (130, 0), (1, 1)])
 def test_an_actor_that_never_met_its_learner_is_ended_after_it(capfd, monkeypatch, stopped, status):
     """A completed run that is started again: the learner has nothing to do and is gone before the actor is there."""
-    monkeypatch.setattr(local, "DONE_GRACE", 1.0)
+    monkeypatch.setattr(local, "DONE_GRACE", 0.3)
     assert run("wait()", FOREVER, stopped=stopped) == status
     assert "the learner is done and the actor has not ended: stopping the actor" in capfd.readouterr().out
 
 
 def test_an_actor_that_delivers_after_its_learner_is_left_alone(capfd):
-    assert run("pass", "time.sleep(1)") == 0
+    assert run("pass", "time.sleep(0.5)") == 0
     assert "stop" not in capfd.readouterr().out
 
 
@@ -129,20 +129,10 @@ def test_one_that_ignores_the_signal_is_killed(capfd, monkeypatch):
     assert "the actor did not end within 0.5 s: killing it" in capfd.readouterr().out
 
 
-class LiveScreen(Screen):
-    live = True
-
-    def state(self, text: str) -> None:
-        self._write(f"<{text}>")
-
-
-def relayed(*chunks: bytes, live: bool = False) -> str:
+def relayed(*chunks: bytes) -> str:
     """What comes out of a relay for one process that writes `chunks`, each seen by a read of its own."""
-    out = io.StringIO()
-    relay = Relay((LiveScreen if live else Screen)())
-    for_reading, for_writing = os.pipe()
-    pending = iter(chunks)
-    read = os.read
+    out, relay = io.StringIO(), Relay(Screen())
+    (for_reading, for_writing), pending, read = os.pipe(), iter(chunks), os.read
 
     def one_chunk(fd: int, n: int) -> bytes:
         return next(pending, b"") if fd == for_reading else read(fd, n)

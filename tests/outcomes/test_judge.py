@@ -28,11 +28,14 @@ def after_tick(observation):
     return observation[STATE][2] == LAST + 1
 
 
-def episode(env: LineEnv, success=after_tick, *cameras: str, **outcome) -> ListSink:
-    sink = ListSink()
-    config = dataclasses.replace(make_config(failure_reward=0.25), outcome=OutcomeConfig(success, cameras, **outcome))
-    summary = EpisodeRunner(env, make_policy(NoisyAgent(8)), sink, config=config).run_episode(5)
-    assert summary.outcome is sink.last_end.outcome
+def run(env: LineEnv, episodes: int = 1, before=lambda number: None, **outcome) -> ListSink:
+    config = dataclasses.replace(make_config(failure_reward=0.25), outcome=OutcomeConfig(**outcome))
+    sink, env = ListSink(), observing(env, config)
+    policy = None if config.outcome.observed else make_policy(NoisyAgent(8))  # a normaliser has one length
+    runner = EpisodeRunner(env, policy, sink, config=config)
+    for number in range(episodes):
+        before(number)
+        assert runner.run_episode(5 + number).outcome is sink.last_end.outcome
     return sink
 
 
@@ -50,7 +53,7 @@ def test_a_success_of_the_function_ends_the_episode_unless_the_environment_did(e
         assert observation[STATE][2] <= LAST + (by == FUNCTION), "called after the end"
         return after_tick(observation)
 
-    sink = episode(env, success)
+    sink = run(env, success=success)
     end = sink.last_end
     assert (end.length, end.terminated, end.truncated) == (LAST + 1, True, False)
     assert (end.outcome, end.outcome_by, end.environment) == (outcome, by, None)
@@ -65,7 +68,7 @@ def test_the_function_gets_frames_of_its_cameras_on_every_tick_and_they_are_not_
         assert set(observation) == {STATE, IMAGE_PREFIX + "wrist"}
         return False
 
-    sink = episode(env, success, "wrist")
+    sink = run(env, success=success, cameras=("wrist",))
     assert seen == [(t, t) for t in range(1, env.length + 1)]
     assert not any(IMAGE_PREFIX + "wrist" in s.observation for s in sink.steps)
 
@@ -76,7 +79,7 @@ def test_the_function_gets_frames_of_its_cameras_on_every_tick_and_they_are_not_
 )
 def test_a_hidden_environment_neither_ends_nor_rewards_and_is_recorded(env, judged):
     env.goes_on = True
-    sink = episode(env, environment=False)
+    sink = run(env, success=after_tick, environment=False)
     end = sink.last_end
     assert (end.length, end.outcome, end.outcome_by, end.environment) == (LAST + 1, SUCCESS, FUNCTION, judged)
     assert [s.reward for s in sink.steps] == [0.0] * LAST + [1.0]
@@ -92,7 +95,7 @@ def test_a_hidden_environment_neither_ends_nor_rewards_and_is_recorded(env, judg
 )
 def test_a_hidden_success_that_ends_the_episode_all_the_same_truncates_it(env, goes_on, length):
     env.goes_on = goes_on
-    sink = episode(env, environment=False)
+    sink = run(env, success=after_tick, environment=False)
     end = sink.last_end
     assert (end.length, end.truncated, end.outcome, end.environment) == (length, True, UNKNOWN, SUCCESS)
     assert not any(s.reward for s in sink.steps)
@@ -137,17 +140,6 @@ def seen(monkeypatch):
 
     monkeypatch.setattr(module.Classifier, "probability", probability)
     return show, looked
-
-
-def run(env: LineEnv, episodes: int = 1, before=lambda number: None, **outcome) -> ListSink:
-    sink, config = ListSink(), dataclasses.replace(make_config(), outcome=OutcomeConfig(**outcome))
-    env = observing(env, config)
-    policy = None if config.outcome.observed else make_policy(NoisyAgent(8))  # a normaliser has one length
-    runner = EpisodeRunner(env, policy, sink, config=config)
-    for number in range(episodes):
-        before(number)
-        runner.run_episode(5 + number)
-    return sink
 
 
 def test_frames_in_a_row_end_the_episode_with_reward_one(folder, seen):
@@ -320,9 +312,9 @@ NO_TRUTH_VALUE = lambda observation: np.array([True, False])  # noqa: E731
 @pytest.mark.parametrize(
     ("call", "parameter", "named"),
     [
-        (lambda folder: episode(LineEnv(), NO_TRUTH_VALUE), FUNCTION, "True or False"),
+        (lambda folder: run(LineEnv(), success=NO_TRUTH_VALUE), FUNCTION, "True or False"),
         (lambda folder: run(LineEnv(), classifier=folder, condition=NO_TRUTH_VALUE), CONDITION, "True or False"),
-        (lambda folder: episode(LineEnv(), after_tick, "belly"), None, "front, wrist"),
+        (lambda folder: run(LineEnv(), success=after_tick, cameras=("belly",)), None, "front, wrist"),
         (lambda folder: OutcomeConfig(success="z > 0.04"), "outcome.success", "z > 0.04"),
         (lambda folder: OutcomeConfig(condition="z > 0.04"), "outcome.condition", "z > 0.04"),
         (lambda folder: OutcomeConfig(success=after_tick, classifier="c/c"), "outcome.success", "c/c"),

@@ -18,17 +18,8 @@ class Both:
     def __init__(self, *sinks) -> None:
         self._sinks = sinks
 
-    def begin(self, record) -> None:
-        for sink in self._sinks:
-            sink.begin(record)
-
-    def step(self, record) -> None:
-        for sink in self._sinks:
-            sink.step(record)
-
-    def end(self, record) -> None:
-        for sink in self._sinks:
-            sink.end(record)
+    def __getattr__(self, name):
+        return lambda record: [getattr(sink, name)(record) for sink in self._sinks]
 
 
 class SlowCameras(LineEnv):

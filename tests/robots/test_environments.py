@@ -155,10 +155,10 @@ def test_frames_are_of_the_moment_and_come_on_request_or_always(case, env):
 
 @pytest.mark.parametrize(("config", "noise", "seeds", "least", "within"), [
     (FakeAlohaConfig(), None, range(100), 95, 110), (FakeSingleArmConfig(), None, range(100, 140), 39, 45),
-    (AlohaSimConfig(max_episode_steps=300), 0.0, range(100, 104), 4, 200),
-    (AlohaSimConfig(max_episode_steps=300), 0.005, range(104, 108), 4, 200),
+    (AlohaSimConfig(max_episode_steps=300), 0.0, range(100, 102), 2, 200),
+    (AlohaSimConfig(max_episode_steps=300), 0.005, range(104, 106), 2, 200),
     (AlohaSimConfig(env_name="insertion"), 0.0, range(300, 302), 2, 230),
-    (AlohaSimConfig(env_name="insertion"), 0.003, range(302, 305), 3, 230),
+    (AlohaSimConfig(env_name="insertion"), 0.003, range(302, 304), 2, 230),
 ])  # fmt: skip
 def test_the_demonstrator_succeeds_with_time_to_spare(config, noise, seeds, least, within):
     needs(config.kind)

@@ -348,22 +348,19 @@ def test_the_environments_own_expert_and_human_are_used_through_its_wrappers():
 
 MODEL = "<mujoco><worldbody><light pos='0 0 3'/><geom type='sphere' size='1'/></worldbody></mujoco>"
 EXPERIMENT = f'''
-import dataclasses
-import gymnasium
 import mujoco
 import numpy as np
+from gymnasium.envs.classic_control import PendulumEnv
 
-from serl_chunk.config.loader import load_experiment
+from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.robots import GymConfig
 
 
-class Rendering(gymnasium.Env):
-    """Draws a frame when it is made (gym-hil's habit), or at its first reset; it is its own expert."""
-
-    observation_space = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
-    action_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+class Rendering(PendulumEnv):
+    """Draws a frame when it is made (gym-hil's habit), or at its resets; it is its own expert."""
 
     def __init__(self, when):
+        super().__init__()
         if when == "made":
             self.draw()
 
@@ -373,21 +370,19 @@ class Rendering(gymnasium.Env):
             renderer.update_scene(mujoco.MjData(model))
             assert renderer.render().shape == (16, 16, 3)
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
+    def reset(self, **options):
         self.draw()
-        return np.zeros(3, np.float32), {{}}
+        return super().reset(**options)
 
     def step(self, action):
-        return np.zeros(3, np.float32), 1.0, True, False, {{"succeed": True}}
+        return super().step(action)[0], 1.0, True, False, {{"succeed": True}}
 
     def make_expert(self):
-        return type("Expert", (), {{"reset": lambda self, seed: None, "act": lambda self: np.zeros(2, np.float32)}})()
+        return type("Expert", (), {{"reset": lambda self, seed: None, "act": lambda self: np.zeros(1, np.float32)}})()
 
 
 def experiment(when):
-    robot = GymConfig(make=lambda fake_env: Rendering(when), max_episode_steps=12)
-    return dataclasses.replace(load_experiment("fake_single_arm"), name="rendering", robot=robot)
+    return ExperimentConfig("rendering", GymConfig(make=lambda fake_env: Rendering(when), max_episode_steps=12))
 '''
 LEARNER = ("--exp_name", "rendering.py:made", "--learner", "--debug", "--demo_path", "nothing", "--insecure")
 RECORD = ("record", "--exp_name", "rendering.py:reset", "--policy", "scripted", "--n_demos", "1", "--out", "demos")

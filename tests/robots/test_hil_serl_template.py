@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -98,26 +99,13 @@ def test_a_fixed_setup_mode_is_checked_against_the_robot_and_on_the_command_line
         load(name, [("agent.gripper.setup_mode", mode), ("agent.gripper.penalty", "-0.01")])
 
 
-class Still:
-    """A demonstrator that moves nothing."""
-
-    def __init__(self, size):
-        self.size = size
-
-    def reset(self, seed):
-        pass
-
-    def act(self):
-        return np.zeros(self.size, np.float32)
-
-
 def test_an_episode_with_cameras_of_a_slash_is_recorded_and_read_again(tmp_path):
     cameras = TASKS["object_handover"].cameras
     config = load_experiment("hil_serl_template:object_handover")
     config = dataclasses.replace(config, robot=hil_serl_robot("object_handover", shape_of, "f"))
-    env = registry.make_env(config.robot)
+    env, still = registry.make_env(config.robot), Mock(act=lambda: np.zeros(14, np.float32))
     with EpisodeWriter(tmp_path, env.robot_spec, keep=lambda e: True) as writer:
-        summary = EpisodeRunner(env, Still(14), writer, config=config, cameras=cameras).run_episode(0)
+        summary = EpisodeRunner(env, still, writer, config=config, cameras=cameras).run_episode(0)
         assert (summary.success, summary.length) == (True, HilSerlShape.SOLVED)
     steps = load_demos([tmp_path], env.robot_spec, cameras=cameras).episodes[0].steps
     frames = [int(np.asarray(steps.sparse[f"images/{c}"].values[2])[0, 0, 0]) for c in cameras]

@@ -212,10 +212,11 @@ class SimInference:
 
 @dataclasses.dataclass
 class HumanOnTicks:
-    """In control on `ticks`, without moving on `idle`."""
+    """In control of `dims`, or of all, on `ticks`, without moving on `idle`."""
 
     ticks: frozenset[int]
     idle: frozenset[int] = frozenset()
+    dims: np.ndarray | None = None
     asked: list[tuple[int, bool]] = dataclasses.field(default_factory=list)
 
     def reset(self, seed: int) -> None:
@@ -227,7 +228,7 @@ class HumanOnTicks:
         self.asked.append((tick, decision_tick))
         if tick not in self.ticks:
             return None
-        return InterventionCommand(np.array([0.9, -0.9], np.float32), idle=tick in self.idle)
+        return InterventionCommand(np.array([0.9, -0.9], np.float32), idle=tick in self.idle, dims=self.dims)
 
     def close(self) -> None:
         pass

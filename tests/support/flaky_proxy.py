@@ -6,7 +6,6 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Iterator
 
 from serl_chunk.transport.wire.handshake import CHANNELS
 
@@ -28,7 +27,6 @@ class FlakyProxy:
 
     def __init__(self, port: int, to: int, *, shared: bool = False, buffer: int = 0) -> None:
         self.rate, self.delay, self.cut = 0.0, 0.0, False
-        self.forwarded = self.broken = 0  # bytes, connections
         self._buffer = buffer
         self._line = {up: threading.Lock() for up in (True, False)} if shared else None
         self._closing = False
@@ -75,7 +73,6 @@ class FlakyProxy:
                     with self._line[up] if self._line else contextlib.nullcontext():
                         time.sleep(len(data) / rate)
                 b.sendall(data)
-                self.forwarded += len(data)
         self._drop(a, b)
 
     def _drop(self, *sockets: socket.socket) -> None:
@@ -86,17 +83,10 @@ class FlakyProxy:
         with self._lock:
             self._pairs -= set(sockets)
 
-    @property
-    def connections(self) -> int:
-        """How many there are."""
-        with self._lock:
-            return len(self._pairs) // 2
-
     def break_connections(self) -> None:
         """Close every connection there is, in the middle of whatever it carries."""
         with self._lock:
             pairs = list(self._pairs)
-            self.broken += len(pairs) // 2
         self._drop(*pairs)
 
     def close(self) -> None:
@@ -109,11 +99,6 @@ class FlakyProxy:
         self.break_connections()
 
 
-@contextlib.contextmanager
-def flaky(port: int, to: int, *, shared: bool = False, buffer: int = 0) -> Iterator[FlakyProxy]:
+def flaky(port: int, to: int, *, shared: bool = False, buffer: int = 0) -> contextlib.closing[FlakyProxy]:
     """A proxy, closed at the end."""
-    proxy = FlakyProxy(port, to, shared=shared, buffer=buffer)
-    try:
-        yield proxy
-    finally:
-        proxy.close()
+    return contextlib.closing(FlakyProxy(port, to, shared=shared, buffer=buffer))

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from counting_robot import LOG
-from ports import free_port
 from processes import Cluster, Process, learner_totals
 from system_accounts import Account, settle
 
@@ -25,8 +24,7 @@ class Lab:
         self.run, self.spool = folder / "run", folder / "spool"
         self._listen = listen
         self._cluster = Cluster(folder, folder / "none", {**environment, LOG: str(self.log)})
-        self.port = self._cluster.port
-        self.close = self._cluster.close
+        self.port, self.close = self._cluster.port, self._cluster.close
 
     def learner(self, *more: str, kind: type[Process] = Process) -> Process:
         flags = ["--learner", "--debug", "--checkpoint_path", str(self.run), *self._listen]
@@ -43,10 +41,6 @@ class Lab:
     @property
     def _shared(self) -> list[str]:
         return ["--exp_name", ROBOT, "--port", str(self.port)]
-
-    def move(self) -> None:
-        """What is started from now on uses other ports."""
-        self.port = free_port()
 
     def executed(self) -> int:
         return len(self.log.read_text().splitlines()) if self.log.exists() else 0

@@ -129,8 +129,8 @@ class Cluster:
         self._started.append(process)
         return process
 
-    def flags(self, exp_name: str = "fake_aloha", **changes: object) -> list[str]:
-        return ["--exp_name", exp_name, "--port", str(self.port), *settings(**changes)]
+    def flags(self, **changes: object) -> list[str]:
+        return ["--exp_name", "fake_aloha", "--port", str(self.port), *settings(**changes)]
 
     def learner(self, run: Path, *more: str, kind: type[Process] = Process, **changes: object) -> Process:
         return self.start(
@@ -139,11 +139,10 @@ class Cluster:
         )  # fmt: skip
 
     def actor(
-        self, *more: str, prefix: Sequence[str] = (), exp_name: str = "fake_aloha", kind: type[Process] = Process,
-        **changes: object,
-    ) -> Process:  # fmt: skip
+        self, *more: str, prefix: Sequence[str] = (), kind: type[Process] = Process, **changes: object
+    ) -> Process:
         """An actor, of a learner on this machine unless `more` names its `--ip`."""
-        return self.start(*self.flags(exp_name, **changes), "--actor", *more, prefix=prefix, kind=kind)
+        return self.start(*self.flags(**changes), "--actor", *more, prefix=prefix, kind=kind)
 
     def both(self, run: Path, *more: str, **changes: object) -> Process:
         return self.learner(run, "--actor", *more, **changes)

@@ -58,10 +58,6 @@ class LoopedTask:
         command = Command(np.asarray(target, np.float64), self.number, self.loop.machine.generation)
         assert self.loop.command(command, self.now) == ""
 
-    def tick(self, target: np.ndarray) -> Status:
-        self.send(target)
-        return self.run()
-
     def demonstrated(self, expert: Any, seed: int, ticks: int, passes: int) -> tuple[bool, int, int]:
         """Run a scripted demonstration of armed arms: success, passes, and those that were gated."""
         expert.reset(seed)

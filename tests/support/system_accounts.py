@@ -49,16 +49,6 @@ def journal_rows(run: Path) -> list[Any]:
         return list(store.replay())
 
 
-def journal_order(run: Path) -> dict[str, list[Key]]:
-    """Every step in the journal, by actor, in the order in which they lie there."""
-    out: dict[str, list[Key]] = defaultdict(list)
-    for row in journal_rows(run):
-        if isinstance(row.record, StepBlock):
-            states = row.record.observation["state"]
-            out[row.actor_id] += [(int(life), int(episode), int(tick)) for life, episode, tick, _ in states]
-    return out
-
-
 def settle(run: Path, log: Path) -> Account:
     """Every step in the journal was executed and is there once, in order, unchanged; what is missing is a tail."""
     executed = executed_steps(log)

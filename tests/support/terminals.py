@@ -15,7 +15,6 @@ from processes import Process
 
 # The terminal becomes the controlling one: the kernel sends SIGHUP when it is closed, as to a shell's foreground.
 _OWN_TERMINAL = "import fcntl, os, signal, sys, termios; fcntl.ioctl(1, termios.TIOCSCTTY, 0); "
-_IGNORE = "signal.signal(signal.SIGHUP, signal.SIG_IGN); "  # as nohup does
 _DEFAULT = "signal.signal(signal.SIGHUP, signal.SIG_DFL); "  # where the tests themselves run under nohup
 _EXECUTE = "os.execv(sys.argv[1], sys.argv[1:])"
 
@@ -23,7 +22,7 @@ _EXECUTE = "os.execv(sys.argv[1], sys.argv[1:])"
 class TerminalProcess(Process):
     """A process whose output is a pseudo terminal; `output` is what came until it was closed."""
 
-    ignores_hangup = typed = False
+    typed = False
 
     def type(self, data: bytes) -> None:
         os.write(self._master, data)
@@ -31,7 +30,7 @@ class TerminalProcess(Process):
     def _start(self, file: IO[bytes], environment: Mapping[str, str], cwd: Path | None) -> subprocess.Popen[bytes]:
         self._master, slave = os.openpty()
         keyboard = slave if self.typed else subprocess.DEVNULL
-        code = _OWN_TERMINAL + (_IGNORE if self.ignores_hangup else _DEFAULT) + _EXECUTE
+        code = _OWN_TERMINAL + _DEFAULT + _EXECUTE
         try:
             popen = subprocess.Popen(
                 [sys.executable, "-c", code, *self.command], stdin=keyboard, stdout=slave, stderr=slave,
@@ -70,12 +69,6 @@ class TerminalProcess(Process):
                     log.write(os.read(self._master, 1 << 16))
                     log.flush()
         os.close(self._master)
-
-
-class NohupProcess(TerminalProcess):
-    """One that was started with SIGHUP ignored."""
-
-    ignores_hangup = True
 
 
 class OperatedProcess(TerminalProcess):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from commands import Command
 from lab import Lab
 from processes import LISTENING, Cluster, Process, cluster
 
@@ -54,17 +55,9 @@ def environment(tmp_path_factory):
 @pytest.fixture(scope="session")
 def demos(tmp_path_factory, environment):
     folder = tmp_path_factory.mktemp("demos")
-    out = folder / "fake_aloha"
-    process = Process(
-        ["record", "--exp_name", "fake_aloha", "--n_demos", "4", "--out", str(out), "--policy", "scripted"],
-        folder / "output.txt",
-        environment,
-    )
-    try:
-        process.ends()
-    finally:
-        process.close()
-    return out
+    words = ["record", "--exp_name", "fake_aloha", "--n_demos", "4", "--policy", "scripted", "--out"]
+    Command([*words, str(folder / "fake_aloha")], folder / "output.txt", environment).ends()
+    return folder / "fake_aloha"
 
 
 @pytest.fixture(scope="session")

@@ -15,12 +15,14 @@ from ports import free_port
 from processes import LISTENING, PATIENCE, actor_totals, checkpoints, learner_totals, resumed_at, sentence
 from transport_tools import linked, serving
 
+from serl_chunk.cli import evaluation
 from serl_chunk.runs.metrics import read_metrics
 from serl_chunk.types import ConfigError
 
 pytestmark = pytest.mark.timeout(3 * PATIENCE)
 WRONG_USAGE, FAILED, INTERRUPTED = 2, 1, 130
 LAST_LINE = re.compile(r"evaluation: success_rate=[01]\.\d\d n=(\d+) report=(.+)")
+REALTIME = {"actor__clock": "realtime", **LISTENING}
 EVALUATE = ("--eval_checkpoint_step", "latest", "--eval_n_trajs")
 
 
@@ -35,7 +37,8 @@ def test_a_run_is_evaluated_without_a_learner(processes, trained, tmp_path):
     run = trained.copy(tmp_path / "run")
     # Another number of candidates is the evaluation's own affair, and said; of what only trains nothing matters.
     changes = {"agent__candidates": 3, "agent__lr": 0.125, "learner__max_steps": 7}
-    output = processes.actor(*EVALUATE, "3", "--eval_stochastic", "--checkpoint_path", str(run), **changes).ends()
+    words = (*EVALUATE, "3", "--eval_stochastic", "--checkpoint_path", str(run))
+    output = processes.actor(*words, kind=Command, **changes).ends()
     different = [line.partition("WARNING ")[2] for line in output.splitlines() if "with another setting" in line]
     assert different == ["evaluated with another setting than the run's (run -> here): agent.candidates: 2 -> 3"]
     assert last_line(output) == (3, str(run / "report.html"))
@@ -50,7 +53,7 @@ def test_a_run_is_evaluated_without_a_learner(processes, trained, tmp_path):
 
 
 def test_a_checkpoint_is_fetched_from_a_learner(listening):
-    output = listening.cluster.actor(*EVALUATE, "2", "--ip", "127.0.0.1", **LISTENING).ends()
+    output = listening.cluster.actor(*EVALUATE, "2", "--ip", "127.0.0.1", kind=Command, **LISTENING).ends()
     n, report = last_line(output)
     assert n == 2
     assert report.startswith("none")
@@ -96,18 +99,6 @@ def test_a_second_learner_takes_neither_port_nor_folder(listening):
     assert listening.learner.running
 
 
-REALTIME = {"actor__clock": "realtime"}
-
-
-def test_both_processes_end_where_the_demonstrations_are_missing(processes, tmp_path):
-    processes.demos = tmp_path / "empty"
-    processes.demos.mkdir()
-    output = processes.both(tmp_path / "run").ends(WRONG_USAGE)
-    assert re.search(rf"learner \| serl-chunk: .*{processes.demos}.*has no \*\.hdf5 file", output)
-    assert "the learner ended with status 2: stopping the other process" in output
-    assert "Traceback" not in output
-
-
 @contextlib.contextmanager
 def robot_server():
     """Yield an actor's flag for a robot server that never answers, and whether it was called, as a function."""
@@ -123,14 +114,13 @@ def robot_server():
         yield f"--config.robot.server=127.0.0.1:{listener.getsockname()[1]}", called
 
 
-def test_without_a_learner_no_robot_is_called_and_a_waiting_actor_can_be_interrupted(processes):
+def test_without_a_learner_no_robot_is_called_and_a_waiting_actor_can_be_interrupted(processes, monkeypatch):
+    monkeypatch.setattr(evaluation, "CONNECT_TIMEOUT_EVAL", 0.3)
     with robot_server() as (flag, called):
         actor = processes.actor(flag, **REALTIME)
+        words = (flag, *EVALUATE, "1", "--ip", "127.0.0.1")
+        assert "no learner answers" in processes.actor(*words, kind=Command, **REALTIME).ends(FAILED)
         actor.says(f"no learner answers at 127.0.0.1:{processes.port}; waiting")
-        evaluation = processes.actor(
-            flag, "--eval_checkpoint_step", "latest", "--eval_n_trajs", "1", "--ip", "127.0.0.1"
-        )
-        evaluation.says("no learner answers")
         assert not called()
     actor.signal(signal.SIGTERM)
     assert sentence(actor.ends(INTERRUPTED)) == "serl-chunk: interrupted"
@@ -138,14 +128,14 @@ def test_without_a_learner_no_robot_is_called_and_a_waiting_actor_can_be_interru
 
 def test_a_second_actor_of_one_name_calls_no_robot(processes, tmp_path):
     with robot_server() as (flag, called):
-        learner = processes.learner(tmp_path / "run", **LISTENING, **REALTIME)
+        learner = processes.learner(tmp_path / "run", **REALTIME)
         learner.says("listening on")
         named = lambda pc: ["--actor_id", "left", "--spool_path", str(tmp_path / pc)]  # noqa: E731
-        first = processes.actor(*named("one"), **LISTENING, **REALTIME)
+        first = processes.actor(*named("one"), **REALTIME)
         learner.says("actor left connected")
-        here = processes.actor(*named("one"), flag, kind=Command, **LISTENING, **REALTIME)
+        here = processes.actor(*named("one"), flag, kind=Command, **REALTIME)
         assert "is in use by another process" in here.ends(WRONG_USAGE)
-        second = processes.actor(*named("two"), flag, **LISTENING, **REALTIME)
+        second = processes.actor(*named("two"), flag, **REALTIME)
         second.says("another live session has the actor id 'left'")
         assert not called()
         first.kill()

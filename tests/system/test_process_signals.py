@@ -17,7 +17,7 @@ from counting_robot import CLOSED, LENGTH
 from lab import Lab
 from processes import PATIENCE, Cluster, Process, checkpoints, cluster
 from system_accounts import journal_rows
-from terminals import NohupProcess, TerminalProcess
+from terminals import TerminalProcess
 
 from serl_chunk.runs.checkpoints import CheckpointStore
 from serl_chunk.types import End
@@ -49,23 +49,6 @@ def test_a_closed_terminal_ends_an_actor_and_a_learner_as_sigterm_does(lab):
     newest = checkpoints(lab.run)[-1]
     assert CheckpointStore(lab.run).restore_policy(newest).meta["env_steps"] == account.executed
     assert newest >= 20
-
-
-@pytest.mark.slow
-def test_processes_that_ignore_a_closed_terminal_go_on_without_one(lab):
-    learner, actor = lab.learner(kind=NohupProcess), lab.actor(kind=NohupProcess)
-    lab.trains(learner)
-    for process in (learner, actor):
-        process.hang_up()
-        process.signal(signal.SIGHUP)
-    lab.trains(learner, 60)
-    lab.goes_on(4 * LENGTH, actor)
-    actor.signal(signal.SIGTERM)
-    actor.ends()
-    learner.signal(signal.SIGTERM)
-    learner.ends()
-    account = lab.settled()
-    assert (account.steps, account.cut) == (account.executed, {})
 
 
 @pytest.mark.slow

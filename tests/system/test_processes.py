@@ -56,18 +56,6 @@ def test_two_actors_wait_for_their_learner_and_feed_it_until_it_is_told_to_stop(
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_both_processes_with_a_checkpoint(processes, tmp_path):
-    run = tmp_path / "run"
-    launcher = processes.both(run, **ENDLESS)
-    launcher.until(lambda: max(checkpoints(run), default=0) >= 20, "no checkpoint of the training appeared")
-    launcher.signal(signal.SIGINT)
-    output = launcher.ends()
-    updates, steps = learner_totals(output)
-    assert actor_totals(output)[1] == steps
-    assert checkpoints(run)[-1] == updates
-
-
-@pytest.mark.slow
 def test_one_process_runs_twice_alike(processes, tmp_path):
     runs = []
     flags = list(processes.flags())
