@@ -54,8 +54,7 @@ class Interventions:
 
     def restart(self) -> None:
         """Note that the robot did not follow for a while; the source ends its intervention, if it can."""
-        restart = getattr(self._source, "restart", None)
-        if restart is not None:
+        if (restart := getattr(self._source, "restart", None)) is not None:
             restart()
 
     def poll(

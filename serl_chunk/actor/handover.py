@@ -102,9 +102,8 @@ class Handover:
             return command
         before, self._last = last if self._last is None else self._last, last
         goal_before, self._goal = command if self._goal is None else self._goal, command
-        dims = (
-            choice.by_human if choice.human_dims is None else choice.human_dims & choice.by_human
-        )  # a human's numbers
+        # a human's numbers
+        dims = choice.by_human if choice.human_dims is None else choice.human_dims & choice.by_human
         had, self._human = self._human, self._joints & dims
         self._ticks[had & ~self._human] = 0
         self._blends = (self._blends | had) & ~self._human

@@ -22,10 +22,7 @@ class RemotePolicy(Policy):
     """Decides by the replies of a policy server, whose actions are in the robot's units.
 
     Committed actions are not part of that protocol: they are kept, and the server plans as if it could change them.
-    Whether it explores is the server's choice.
-
-    Args:
-        horizon: actions of a chunk; what a reply has in addition is left out.
+    Whether it explores is the server's choice. `horizon`: actions of a chunk; what a reply has in addition is left out.
     """
 
     def __init__(self, client: PolicyClient, spec: RobotSpec, writer: ObservationWriter, horizon: int) -> None:

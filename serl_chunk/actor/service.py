@@ -48,6 +48,7 @@ RECENT = 20  # episodes in the success rates of a status line
 LOST_SECONDS = 1.0  # without the learner, after which it counts as lost
 NO_ROOM = "see the learner's log, and the disk of the spool"
 FLUSH_TIMEOUT = 30.0  # seconds for the learner to acknowledge what is recorded
+_NEW_RUN = RunProgress()
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -162,11 +163,7 @@ class ActorService:
             welcome = following
 
     def run(
-        self,
-        preprocess: Preprocess,
-        begun: RunProgress = RunProgress(),  # noqa: B008 (immutable)
-        *,
-        replaced: Callable[[], str | None] = no_stop,
+        self, preprocess: Preprocess, begun: RunProgress = _NEW_RUN, *, replaced: Callable[[], str | None] = no_stop
     ) -> ActorSummary:
         """Run training episodes until the learner is done, `stop` is set or `actor.max_episodes` is reached.
 
@@ -252,12 +249,8 @@ class ActorService:
             random_steps = max(0, self.config.learner.random_steps - begun.env_steps - total.steps)
             episode_id = f"{begun.episode_prefix or self.actor_id}-{episode:06d}"
             policy.choose_snapshot()
-            summary = runner.run_episode(
-                training_seed(self.config.seed, self.actor_id, episode),
-                explore=True,
-                random_steps=random_steps,
-                episode_id=episode_id,
-            )
+            seed = training_seed(self.config.seed, self.actor_id, episode)
+            summary = runner.run_episode(seed, explore=True, random_steps=random_steps, episode_id=episode_id)
             episode += 1
             if summary.length == 0:  # the session ended while its first decision waited: nothing is recorded
                 continue
@@ -323,9 +316,8 @@ class ActorService:
 
         def why() -> Obstacle:
             counts = f"{link.steps_recorded} steps recorded, {link.allowance} allowed"
-            return Obstacle(
-                _joined(f"waiting for the learner's updates: {counts}", link.backlog(begun=True)), "see its log"
-            )
+            text = _joined(f"waiting for the learner's updates: {counts}", link.backlog(begun=True))
+            return Obstacle(text, "see its log")
 
         self._wait(permitted, why, log_at_once=False)
 

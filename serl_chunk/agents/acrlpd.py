@@ -148,9 +148,8 @@ class Acrlpd(GaussianActor):
         shown = imitated(batch)
 
         def at(observations: Observation) -> TanhNormal:
-            return self.gaussian.distribution(
-                policy["net"], self.perception.policy_context(policy, acting, base, observations)
-            )
+            context = self.perception.policy_context(policy, acting, base, observations)
+            return self.gaussian.distribution(policy["net"], context)
 
         dist = at(batch.observations)
         at_shown = dist if shown is batch else at(shown.observations)  # once, and one gradient of it

@@ -92,9 +92,8 @@ class ActorCritic(Agent):
     def climbed(self, state: AgentState, base: Params, observations: Observation, chunk: jax.Array) -> Sum:
         """The mean of Q(o, a) over heads and chunks a float32[B, H, A], with a gradient to the chunks alone."""
         now = jax.lax.stop_gradient(self.perception.critic_context(state.critic, base, observations))
-        return mean_of(
-            self.acting_critic.mean_value(state.critic, now.features, self.acting_critic.truncate_flatten(chunk))
-        )
+        flat = self.acting_critic.truncate_flatten(chunk)
+        return mean_of(self.acting_critic.mean_value(state.critic, now.features, flat))
 
     def choose(
         self, params: Params, context: Context, chunks: jax.Array, alone: Alone = False
@@ -109,7 +108,7 @@ class ActorCritic(Agent):
         chunk = chunks[best]
         record = {"q": values[best], "values": values}
         if self.config.critic.ensemble > 1:
-            record["q_std"] = self.acting_critic.head_std(critic, context.features, truncate(chunk))
+            record["q_std"] = jnp.std(self.acting_critic.values(critic, context.features, truncate(chunk)), axis=0)
         if self.short_critic is not None:
             record |= self.short_critic.plan(critic, context.features, chunk, alone)
         return chunk, record, best

@@ -78,7 +78,7 @@ class Agent(abc.ABC):
     together = False  # whether one step on each batch trains critic and policy, as in Q-chunking's code
 
     def __init__(self, config: AgentConfig, spec: AgentSpec) -> None:
-        self.config, self.spec = config, spec
+        self.config, self.spec, self.has_critic = config, spec, config.has_critic
         self.perception = Perception(config, spec)
         self.with_base: HasBase = self.perception.vision
         self.chunk_dim = spec.horizon * spec.action_dim
@@ -93,10 +93,6 @@ class Agent(abc.ABC):
         self.update_critic = compiled(self._update_critic)
         self._sample = jax.jit(self._sample_chunk, static_argnames="explore")
         self._decide = jax.jit(self._decide_each, static_argnames="explore")
-
-    @property
-    def has_critic(self) -> bool:
-        return self.config.has_critic
 
     # -- parts of agents -------------------------------------------------------------------------------------
 

@@ -98,10 +98,6 @@ class ChunkCritic:
         """The values float32[..., N] that compare flat chunks float32[..., N, Hc*A] of one observation's features."""
         return aggregate_heads(self.values(params, features[..., None, :], chunks), self.config.target_aggregate)
 
-    def head_std(self, params: Params, features: jax.Array, chunk: jax.Array) -> jax.Array:
-        """The standard deviation over heads of the value of a flat chunk float32[..., Hc*A]: float32[...]."""
-        return jnp.std(self.values(params, features, chunk), axis=0)
-
     def value_output(self, params: Params, features: jax.Array) -> jax.Array:
         """Raw output of the value head float32[...]."""
         return self.v.apply({"params": params["v"]}, features)[..., 0]

@@ -50,9 +50,8 @@ class ArmAndGripper(Agent):
         super().__init__(config, spec)
         self.grippers = np.array(spec.grippers, np.int32)
         self.arm = np.setdiff1d(np.arange(spec.action_dim), self.grippers)
-        self.inner = build(
-            dataclasses.replace(spec, action_dim=len(self.arm), grippers=(), gripper_inputs=gripper_inputs)
-        )
+        of_arm = dataclasses.replace(spec, action_dim=len(self.arm), grippers=(), gripper_inputs=gripper_inputs)
+        self.inner = build(of_arm)
         for name in ("policy_updates", "together", "imitates"):
             setattr(self, name, getattr(self.inner, name))
         self._order = np.argsort(np.concatenate([self.arm, self.grippers]))
@@ -273,10 +272,8 @@ class LearnedGripper(ArmAndGripper):
         gripper = {"policy": state.grasp["policy_average" if self.config.policy_ema else "policy"]}
         if self.has_critic:
             share = 1.0 if pretrained else self.config.gripper.mask_unreachable
-            gripper |= {
-                "critic": state.grasp["target" if self.config.acting_critic == "target" else "critic"],
-                "plausible": jnp.asarray(share, jnp.float32),
-            }
+            gripper["critic"] = state.grasp["target" if self.config.acting_critic == "target" else "critic"]
+            gripper["plausible"] = jnp.asarray(share, jnp.float32)
         return {**super().policy_params(state, pretrained=pretrained), "gripper": gripper}
 
 

@@ -24,7 +24,9 @@ def adam(of: Optimiser) -> optax.GradientTransformation:
     share = of.encoder_lr / of.lr
 
     def encoders_own(updates: Params, params: Params | None) -> Params:
-        scaled = lambda path, u: share * u if _is_encoders(path) else u  # noqa: E731
+        def scaled(path: Any, update: Any) -> Any:
+            return share * update if any(getattr(entry, "key", None) == ENCODER for entry in path) else update
+
         return jax.tree_util.tree_map_with_path(scaled, updates)
 
     chain = optax.chain(
@@ -52,10 +54,6 @@ def _rate(of: Optimiser) -> optax.Schedule:
     if of.lr_warmup:
         return optax.linear_schedule(of.lr / (of.lr_warmup + 1), of.lr, of.lr_warmup)
     return optax.constant_schedule(of.lr)
-
-
-def _is_encoders(path: Any) -> bool:
-    return any(getattr(entry, "key", None) == ENCODER for entry in path)
 
 
 def soft_update(online: object, target: object, tau: float | jax.Array) -> object:

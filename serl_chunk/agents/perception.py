@@ -47,9 +47,7 @@ class Perception:
 
     def critic_context(self, critic: Params, base: Params, observation: Observation) -> Context:
         """As the critic sees it: followed by a discrete gripper's choice where there is one."""
-        return self.with_choice(self.encode(critic.get("encoder", {}), base, observation), observation)
-
-    def with_choice(self, context: Context, observation: Observation) -> Context:
+        context = self.encode(critic.get("encoder", {}), base, observation)
         if not self.spec.gripper_inputs:
             return context
         return context._replace(features=jnp.concatenate([context.features, observation[GRIPPER]], axis=-1))

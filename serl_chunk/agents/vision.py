@@ -63,8 +63,7 @@ _BACKBONE = "backbone"  # in the base
 class Vision:
     """The part of the encoder that no loss trains, the base's "backbone"; `frozen` is False where there is none.
 
-    Raises:
-        ConfigError: cameras of different sizes share weights that depend on the size.
+    Raises ConfigError: cameras of different sizes share weights that depend on the size.
     """
 
     source_setting = "agent.encoder.weights"

@@ -69,10 +69,8 @@ class Alarm:
         try:
             saved = json.loads(file.read_text())
             if isinstance(saved, dict) and isinstance(number := saved.get("format"), int) and number > FORMAT:
-                raise ConfigError(
-                    f"{file}: has format {number}, expected at most {FORMAT}. Use a later version of serl_chunk",
-                    parameter=parameter,
-                )
+                what = f"{file}: has format {number}, expected at most {FORMAT}. Use a later version of serl_chunk"
+                raise ConfigError(what, parameter=parameter)
             return cls._from_json(saved)
         except FileNotFoundError:
             raise ConfigError(f"{file}: no such file. {_REFIT}", parameter=parameter) from None

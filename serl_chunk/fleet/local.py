@@ -49,9 +49,8 @@ def run_both(arguments: Sequence[str], *, pin: bool, ip: str, program: Sequence[
     exit_at_once_while(never)  # the children end first
     relay = Relay(current_screen())
     pair = _Pair(relay)
-    signals_taken = [
-        n for n in SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN
-    ]  # as under nohup
+    # as under nohup
+    signals_taken = [n for n in SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
     before = {number: signal.signal(number, pair.stop) for number in signals_taken}
     try:
         learner_cores, actor_cores = core_sets(pin)

@@ -66,12 +66,8 @@ def build_learner(
     fitted = [*demos.episodes, *(dataset.episodes if dataset is not None else ())]
     preprocess = _preprocess(config, spec, run, fitted)
     del fitted
-    metrics = MetricsLog(
-        run.path,
-        wandb_project="serl-chunk" if options.wandb else None,
-        wandb_name=f"{config.name}-{run.path.name}",
-        config=to_dict(config),
-    )
+    project, name = "serl-chunk" if options.wandb else None, f"{config.name}-{run.path.name}"
+    metrics = MetricsLog(run.path, wandb_project=project, wandb_name=name, config=to_dict(config))
     evaluate: Evaluate | None = None
     with contextlib.ExitStack() as failed:
         failed.callback(metrics.close)  # wandb would wait for this run's end

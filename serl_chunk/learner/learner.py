@@ -107,11 +107,9 @@ class SnapshotPublisher:
         self.failed_writes += 1
         if self._writes:
             logger.warning(
-                "snapshot %d is not published: its version cannot be written to %s (%s). Training continues, and "
-                "the next snapshot tries again; if the disk is full, free some space",
-                version,
-                self._file,
-                error.strerror,
+                f"snapshot {version} is not published: its version cannot be written to {self._file} "
+                f"({error.strerror}). Training continues, and the next snapshot tries again; if the disk is full, free "
+                "some space"
             )
         self._writes = False
 

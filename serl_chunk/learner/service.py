@@ -174,9 +174,7 @@ class RecordRouter:
     ) -> None:
         """Route a record. Raises DataError where it misfits.
 
-        Args:
-            position: entries of the journal, its own included.
-            demonstrations: the session sends these alone.
+        `position`: entries of the journal, its own included; `demonstrations`: the session sends these alone.
         """
         if isinstance(record, Begin) and record.demonstration != demonstrations:
             kind = "demonstrations" if demonstrations else "no demonstrations"
@@ -244,16 +242,13 @@ class RecordRouter:
             logger.warning("%d records of the journal were left out", refused)
         if (held := int(self._replay.stats()["replay/human_rows"])) < self._human_steps:
             logger.warning(
-                "%d of %d steps of old interventions could not be put back: the journal keeps the newest steps "
-                "(transport.journal_bytes keeps more of them)",
-                self._human_steps - held,
-                self._human_steps,
+                f"{self._human_steps - held} of {self._human_steps} steps of old interventions could not be put back: "
+                "the journal keeps the newest steps (transport.journal_bytes keeps more of them)"
             )
         if self.position < counted:
             logger.warning(
-                "the journal ends at entry %d, the checkpoint covers %d: the records between are missing in the replay",
-                self.position,
-                counted,
+                f"the journal ends at entry {self.position}, the checkpoint covers {counted}: the records between are "
+                "missing in the replay"
             )
             self.position = counted
         return steps

@@ -68,11 +68,8 @@ Activation = Literal["relu", "gelu", "tanh"]
 KernelInit = Literal["lecun_normal", "xavier_uniform"]
 Norm = Literal["none", "before", "after"]  # where LayerNorm stands, seen from the activation
 
-_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "relu": nn.relu,
-    "gelu": nn.gelu,
-    "tanh": nn.tanh,  # gelu: the tanh form
-}
+# gelu: the tanh form
+_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {"relu": nn.relu, "gelu": nn.gelu, "tanh": nn.tanh}
 _KERNELS: dict[str, Callable[..., jax.Array]] = {
     "lecun_normal": nn.initializers.lecun_normal(),
     "xavier_uniform": nn.initializers.xavier_uniform(),

@@ -174,9 +174,7 @@ class RowTable(FeatureTable):
 
     Consecutive rows of an episode share a place where nothing that is read changes between them. Rows that no batch
     shows have none, place -1. The caller of every method of this class holds the replay's lock.
-
-    Args:
-        frame: int64[rows, C], the slots of the frames that the replay's rows show.
+    `frame`: int64[rows, C], the slots of the frames that the replay's rows show.
     """
 
     def __init__(self, group: Group, frame: np.ndarray, cameras: Sequence[int], places: int) -> None:
@@ -192,9 +190,7 @@ class RowTable(FeatureTable):
     def enter(self, rows: np.ndarray, shown: np.ndarray, held: list[np.ndarray]) -> int:
         """Give `rows` int64[K], behind those that their episode has, their places; return how many are new.
 
-        Args:
-            shown: bool[K], the rows that batches may show.
-            held: the episode's places, in order; gets the new ones.
+        `shown`: bool[K], the rows that batches may show; `held`: the episode's places, in order; gets the new ones.
         """
         self.place[rows] = -1
         rows = rows[shown]

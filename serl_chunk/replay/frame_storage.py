@@ -206,12 +206,6 @@ def copy_frames(out: np.ndarray, at: np.ndarray, images: np.ndarray, places: np.
             out[i] = images[place]
 
 
-def frame_caches(cameras: Sequence[CameraSpec], nbytes: int, most: int) -> list[FrameCache]:
-    """Make one cache per camera, of as many frames each as fit into `nbytes` together, `most` at most."""
-    frames, threads = cached_frames(cameras, nbytes, most), ThreadPoolExecutor(_THREADS, thread_name_prefix="frames")
-    return [FrameCache(camera, frames, threads) for camera in cameras]
-
-
 def cached_frames(cameras: Sequence[CameraSpec], nbytes: int, most: int) -> int:
     """Return the frames per camera that `nbytes` for all `cameras` allow, `most` at most."""
     return min(most, nbytes // max(1, sum(c.height * c.width * 3 for c in cameras)))
@@ -241,7 +235,8 @@ class FrameStorage:
         self.recent = np.empty(rows, np.bool_)
         self.images = [np.empty((frames, cam.height, cam.width, 3), np.uint8) for cam in self.cameras]
         self.encoded = [EncodedFrames(i, cam.name) for i, cam in zip(self.images, self.cameras, strict=True)]
-        self.deferred = frame_caches(self.cameras, cache_bytes, most=deferred)
+        cached, threads = cached_frames(cameras, cache_bytes, deferred), ThreadPoolExecutor(_THREADS, "frames")
+        self.deferred = [FrameCache(camera, cached, threads) for camera in self.cameras]
         self.slots = [FreeList(frames) for _ in self.cameras]
 
     @property

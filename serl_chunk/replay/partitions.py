@@ -117,14 +117,9 @@ class Partitions:
         most = np.full_like(none, r.image_capacity)
         of_demos = most.copy()
         of_demos[len(cameras) :] = r.demo_capacity  # frames in files do not count, their features do
-        self.online, self.demo, self.human = (
-            Partition(name, size, frames, none.copy())
-            for name, size, frames in (
-                ("online", r.capacity, most),
-                ("demo", r.demo_capacity, of_demos),
-                ("human", r.human_capacity, most),
-            )
-        )
+        self.online = Partition("online", r.capacity, most, none.copy())
+        self.demo = Partition("demo", r.demo_capacity, of_demos, none.copy())
+        self.human = Partition("human", r.human_capacity, most, none.copy())
         self.view_online, self.view_demo, self.view_all = (IndexSet(rows) for _ in range(3))
         # Of demonstrations: windows of successful ones, and of all others; kept only where they are balanced.
         self._balanced = [] if r.positive_fraction is None else [IndexSet(rows), IndexSet(rows)]

@@ -34,10 +34,7 @@ class TaskTable:
     """Numbers texts in the order in which they come; a text keeps its number for as long as the replay exists.
 
     An episode without a text has that of the experiment. The caller of `number` and `texts_at` holds the replay's lock.
-
-    Args:
-        prompts: that the texts must fit.
-        own: the experiment's text.
+    `prompts`: that the texts must fit; `own`: the experiment's text.
     """
 
     def __init__(self, prompts: Prompts, own: str) -> None:

@@ -211,10 +211,8 @@ def with_moved_joints(batch: ChunkBatch, preprocess: Preprocess, noise: float, r
     """Add `bc_state_shift` and `bc_action_shift` to a batch of `gather`: joints moved at random, targets that stay.
 
     Imitation then shows the way back onto the demonstrated path from next to it (corrective labels as those of Ke et
-    al. 2021). Moved are the joints that actions are relative to.
-
-    Args:
-        noise: standard deviation, in a joint's `Preprocess.joint_reach`.
+    al. 2021). Moved are the joints that actions are relative to. `noise`: standard deviation, in a joint's
+    `Preprocess.joint_reach`.
     """
     state = batch.observations[STATE]
     joints = preprocess.followed_joints

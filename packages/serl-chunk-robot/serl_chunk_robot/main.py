@@ -66,11 +66,8 @@ def main(argv: Sequence[str] | None = None, program: str = "serl-chunk-robot") -
 
 
 def _parser(program: str) -> Parser:
-    parser = Parser(
-        prog=program,
-        description="Serve a robot to actors on other machines. Runs on Python 3.8 and newer.",
-        allow_abbrev=False,
-    )
+    description = "Serve a robot to actors on other machines. Runs on Python 3.8 and newer."
+    parser = Parser(prog=program, description=description, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"serl_chunk_robot {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
 

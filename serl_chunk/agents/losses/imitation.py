@@ -25,9 +25,5 @@ def imitated(batch: ChunkBatch) -> ChunkBatch:
     if batch.bc_state_shift is None:
         return batch
     observations = {**batch.observations, STATE: batch.observations[STATE] + batch.bc_state_shift}
-    return batch._replace(
-        observations=observations,
-        actions=batch.actions + batch.bc_action_shift,
-        bc_state_shift=None,
-        bc_action_shift=None,
-    )
+    actions = batch.actions + batch.bc_action_shift
+    return batch._replace(observations=observations, actions=actions, bc_state_shift=None, bc_action_shift=None)

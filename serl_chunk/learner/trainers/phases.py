@@ -213,10 +213,8 @@ class PhaseTrainer(Trainer):
             return over and self._end_unready()
         if waits:  # no more steps will come
             logger.info(
-                "the warm-up ends early: all %d online steps came, in %d of learner.warmup_episodes=%d episodes",
-                c.online_steps,
-                learner.episodes,
-                c.warmup_episodes,
+                f"the warm-up ends early: all {c.online_steps} online steps came, in {learner.episodes} of "
+                f"learner.warmup_episodes={c.warmup_episodes} episodes"
             )
         self.schedule.begin(self.online_updates)
         self._enter(Phase.TRAIN)
@@ -226,9 +224,8 @@ class PhaseTrainer(Trainer):
         """All online steps came, and none can be trained on."""
         if not self._learner.evaluate_if_due(now=True):
             logger.warning(
-                "training ends: all %d online steps are recorded, and the online replay has no window to train on. "
-                "Raise learner.online_steps to go on",
-                self._config.online_steps,
+                f"training ends: all {self._config.online_steps} online steps are recorded, and the online replay has "
+                "no window to train on. Raise learner.online_steps to go on"
             )
             self._enter(Phase.DONE)
         return True
@@ -286,11 +283,9 @@ class PhaseTrainer(Trainer):
         self._offline_updates = saved.offline_updates
         self._was_pretrained = saved.pretrained
         self.schedule.resume(self.online_updates, saved.updates_owed)
+        offline, online, missed = self.offline_updates, self.online_updates, missed_evaluation
         self.phase = self.schedule.resumed_phase(
-            saved.phase,
-            offline_updates=self.offline_updates,
-            online_updates=self.online_updates,
-            missed=missed_evaluation,
+            saved.phase, offline_updates=offline, online_updates=online, missed=missed
         )
         if self.phase in ON_DATA:
             self._offline_updates = None

@@ -129,13 +129,9 @@ def layers_of(layers: Params, end: str) -> Params:
 def attention_inputs(
     config: Pi0Config, leaf: Params, end: str, x: jax.Array, turned: Rotation, cond: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
-    """Return what a layer attends with.
+    """Return what a layer attends with, by one layer's parameters `leaf`, of `layers_of`.
 
-    Args:
-        leaf: one layer's parameters, of `layers_of`.
-
-    Returns:
-        Rotated queries [..., T, Q, h], rotated keys and values [..., T, K, h], and the gate of the residual.
+    That is rotated queries [..., T, Q, h], rotated keys and values [..., T, K, h], and the gate of the residual.
     """
     e, attn = _sizes(config, end), leaf["attn"]
     y, gate = norm(leaf["pre_attention_norm"], x, cond)
@@ -183,11 +179,8 @@ def _residual(x: jax.Array, y: jax.Array, gate: jax.Array | None) -> jax.Array:
 def norm(leaf: Params, x: jax.Array, cond: jax.Array | None = None) -> tuple[jax.Array, jax.Array | None]:
     """Divide x [..., T, D] by its root mean square, and scale it.
 
-    Args:
-        cond: scale, shift and gate are functions of it. None: the scale is a parameter, and there is nothing else.
-
-    Returns:
-        The normalised x, and the gate of the residual that is made of it: None without `cond`.
+    `cond`: scale, shift and gate are functions of it. None: the scale is a parameter, and there is nothing else.
+    Returns the normalised x, and the gate of the residual that is made of it: None without `cond`.
     """
     variance = jnp.mean(jnp.square(x.astype(jnp.float32)), axis=-1, keepdims=True)
     normed = x * jnp.reciprocal(jnp.sqrt(variance + _EPSILON))
@@ -261,8 +254,7 @@ def mlp_product(
 ) -> jax.Array:
     """Return the product of x [..., D] with `leaf[name]` [D, F], plus that with its A and B where rank is above 0.
 
-    Args:
-        part: takes one of the matrices that are stacked in the leaf.
+    `part`: takes one of the matrices that are stacked in the leaf.
     """
     named = (name, *((f"{name}_{LORA_A}", f"{name}_{LORA_B}") if rank else ()))
     w, *added = ((leaf[n] if part is None else leaf[n][part]).astype(x.dtype) for n in named)

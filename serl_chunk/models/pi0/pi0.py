@@ -65,8 +65,7 @@ def interpolate(noise: jax.Array, t: jax.Array, actions: jax.Array) -> tuple[jax
 class Pi0:
     """Pure functions of parameters and data, for one configuration.
 
-    Args:
-        unroll: writes layers and steps one after the other, so that a compiler counts each.
+    `unroll`: writes layers and steps one after the other, so that a compiler counts each.
     """
 
     config: Pi0Config
@@ -75,10 +74,9 @@ class Pi0:
     def encode(self, params: Params, observation: Observation) -> Prefix:
         """Read an observation.
 
-        Args:
-            observation: `state` float32[..., up to D]; `images/<camera>` [..., H, W, 3], uint8 or float32 in [-1, 1],
-                of those of the configuration's cameras that there are; `image_masks/<camera>` bool[...], absent where
-                all images are real; `prompt` int32[..., P] and `prompt_mask` bool[..., P], or neither.
+        `observation`: `state` float32[..., up to D]; `images/<camera>` [..., H, W, 3], uint8 or float32 in [-1, 1], of
+        those of the configuration's cameras that there are; `image_masks/<camera>` bool[...], absent where all images
+        are real; `prompt` int32[..., P] and `prompt_mask` bool[..., P], or neither.
         """
         lead = observation[STATE].shape[:-1]
         rows = math.prod(lead)  # a state may have no numbers
@@ -283,11 +281,7 @@ class Pi0:
         noise: jax.Array,
         t: jax.Array,
     ) -> Sum:
-        """Return the weighted sum of `flow_errors` over all draws.
-
-        Args:
-            weight: float32[..., H], or [..., H, A].
-        """
+        """Return the weighted sum of `flow_errors` over all draws. `weight`: float32[..., H], or [..., H, A]."""
         errors = self.flow_errors(params, prefix, actions, noise, t, given)
         if weight.ndim < actions.ndim:
             weight = weight[..., None]

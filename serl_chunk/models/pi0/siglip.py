@@ -23,11 +23,7 @@ class Stages(NamedTuple):
 
 
 def stages(config: Pi0Config, params: Params, images: jax.Array, unroll: bool = False) -> Stages:
-    """Return the stages of images float32[B, H, W, 3] in [-1, 1].
-
-    Args:
-        params: the tree below `PaliGemma/img`.
-    """
+    """Return the stages of images float32[B, H, W, 3] in [-1, 1]. `params`: the tree below `PaliGemma/img`."""
     stem = _embedded(config, params["embedding"], images)
     x = stem.reshape(stem.shape[0], -1, stem.shape[-1])
     x = with_posemb = x + params["pos_embedding"].astype(jnp.float32)
@@ -44,10 +40,8 @@ def _embedded(config: Pi0Config, leaf: Params, images: jax.Array) -> jax.Array:
     kernel, bias = (leaf[name].astype(jnp.float32) for name in ("kernel", "bias"))
     whole = images.astype(jnp.float32)[:, : rows * patch, : columns * patch]
     patches = whole.reshape(-1, rows, patch, columns, patch, 3).swapaxes(2, 3)
-    return (
-        patches.reshape(-1, rows, columns, patch * patch * 3) @ kernel.reshape(-1, kernel.shape[-1])
-        + bias[None, None, None]
-    )
+    flat = patches.reshape(-1, rows, columns, patch * patch * 3)
+    return flat @ kernel.reshape(-1, kernel.shape[-1]) + bias[None, None, None]
 
 
 def _layer(x: jax.Array, layer: Params) -> tuple[jax.Array, None]:

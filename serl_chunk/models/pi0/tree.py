@@ -206,8 +206,7 @@ def initial_leaf(leaf: Leaf, key: jax.Array) -> jax.Array:
 class Partition(NamedTuple):
     """Splits a tree into leaves that are trained and the base.
 
-    Args:
-        patterns: a path that one of these regular expressions matches as a whole is trained.
+    `patterns`: a path that one of these regular expressions matches as a whole is trained.
     """
 
     patterns: tuple[str, ...]

@@ -67,8 +67,6 @@ def read(
                     array = array.view(ml_dtypes.bfloat16)
                 out[path] = jnp.array(array, leaf.dtype)
     except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
-        raise ConfigError(
-            f"{file} cannot be read as parameters of pi0: {error}. Make it with `serl-chunk pi0 import`",
-            parameter=_PARAMETER,
-        ) from error
+        what = f"{file} cannot be read as parameters of pi0: {error}. Make it with `serl-chunk pi0 import`"
+        raise ConfigError(what, parameter=_PARAMETER) from error
     return out

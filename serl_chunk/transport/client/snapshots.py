@@ -175,9 +175,8 @@ class SnapshotClient:
         self._leaves: Mapping[bytes, np.ndarray] = {}  # of the newest complete snapshot, by digest
         self._announced: Manifest | None = None
         self._pull: Pull | None = None
-        self._earlier: Pull | None = (
-            None  # given up, as the learner lacks leaves of it: the next one takes over from it
-        )
+        # given up, as the learner lacks leaves of it: the next one takes over from it
+        self._earlier: Pull | None = None
         self._fetch: FetchRequest | None = None  # the request that `_pull` is about
         self._fetches: deque[FetchRequest] = deque()  # whose manifests have arrived: pulled before anything else
         self._wanted: FetchRequest | None = None  # the checkpoint that a caller waits for

@@ -251,11 +251,7 @@ def _end(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> End:
         raise WireError("repeats must be a map of cameras to ticks")
     if any(type(tick) is not int or not 0 <= tick < length for tick in (repeats or {}).values()):
         raise WireError(f"repeats of a final observation must name ticks 0..{length - 1}")
-    return End(
-        **codec.fields(header, _END),
-        final_observation=final if present else None,
-        repeats=repeats,
-    )
+    return End(**codec.fields(header, _END), final_observation=final if present else None, repeats=repeats)
 
 
 def _check_array(name: str, array: np.ndarray | JpegImages, dtype: np.dtype[Any], ndim: int | None) -> None:

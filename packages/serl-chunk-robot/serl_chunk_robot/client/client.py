@@ -185,8 +185,7 @@ class RobotClient:
         answer: seconds to wait for a reply.
         process: that the lease belongs to.
 
-    Raises:
-        ConfigError: `robot` is no address.
+    Raises ConfigError: `robot` is no address.
     """
 
     def __init__(
@@ -255,11 +254,8 @@ class RobotClient:
     def send_command(self, target: np.ndarray, number: Optional[int] = None) -> bool:
         """Send a target, float64[J], of the generation of the last arm. It is not answered: see the state.
 
-        Args:
-            number: rises from each arm on; default: one more than the last.
-
-        Returns:
-            Whether it was sent: False without a connection.
+        `number`: rises from each arm on; default: one more than the last. Returns whether it was sent: False without a
+        connection.
         """
         self._number = self._number + 1 if number is None else number
         values = {"op": "command", "target": np.asarray(target, np.float64), "number": self._number,

@@ -35,14 +35,9 @@ def make(folder: Path) -> str:
 def add(folder: Path, name: str, out: Optional[Path] = None, *, operator: bool = False) -> Tuple[Path, str]:
     """Admit a client under a name that is new.
 
-    Args:
-        out: the client's own file; None: NAME.json next to the folder.
+    `out`: the client's own file; None: NAME.json next to the folder. Returns it, and the fingerprint of its key.
 
-    Returns:
-        that file, and the fingerprint of the client's key.
-
-    Raises:
-        ConfigError: the folder has no server's keys, the name or the file is taken, or a file cannot be written.
+    Raises ConfigError: the folder has no server's keys, the name or the file is taken, or a file cannot be written.
     """
     server, own, allowed = curve.server_pair(folder, curve.NO_SERVER), curve.Pair.new(), curve.client_file(folder, name)
     if allowed.exists():

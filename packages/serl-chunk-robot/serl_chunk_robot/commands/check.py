@@ -223,11 +223,9 @@ class RobotCheck:
         opened = self._answer(joint, TRAVEL * span)
         at = self._seen[-1]["q"][joint]
         if opened.status == OK and abs(at - (low + OPEN * span)) > 0.15 * span:
-            opened = opened._replace(
-                status=FAIL,
-                said=f"commanded to {low + OPEN * span:.3f} (open), and measured at {at:.3f}",
-                remedy="Correct the gripper's zero and scale in the driver: open is the upper limit.",
-            )
+            said = f"commanded to {low + OPEN * span:.3f} (open), and measured at {at:.3f}"
+            remedy = "Correct the gripper's zero and scale in the driver: open is the upper limit."
+            opened = opened._replace(status=FAIL, said=said, remedy=remedy)
         self._jog(joint, began - self._seen[-1]["set_point"][joint])
         self._add(opened)
 

@@ -153,19 +153,13 @@ def _judge_motion(found: Finding, joint: int, moving: Trace) -> Finding:
     figures = {**found.figures, "lag": lag, "peak_velocity": float(np.abs(speeds).max()),
                "peak_effort": float(np.abs(moving.effort[:, joint]).max())}  # fmt: skip
     if not 0.5 <= integral / way <= 2.0:
-        return found._replace(
-            status=FAIL,
-            said=f"its velocity adds up to {integral:+.4f}, and it went {way:+.4f}",
-            figures=figures,
-            remedy="Correct unit and sign of dq in the driver: a joint that is too fast is stopped by it.",
-        )
+        said = f"its velocity adds up to {integral:+.4f}, and it went {way:+.4f}"
+        remedy = "Correct unit and sign of dq in the driver: a joint that is too fast is stopped by it."
+        return found._replace(status=FAIL, said=said, figures=figures, remedy=remedy)
     if lag > LAGS:
-        return found._replace(
-            status=FAIL,
-            said=f"follows {1e3 * lag:.0f} ms behind its set point",
-            figures=figures,
-            remedy="Look at queues and profiles between driver and motor: limits allow 100 ms.",
-        )
+        said = f"follows {1e3 * lag:.0f} ms behind its set point"
+        remedy = "Look at queues and profiles between driver and motor: limits allow 100 ms."
+        return found._replace(status=FAIL, said=said, figures=figures, remedy=remedy)
     return found._replace(said=f"{found.said}, {1e3 * lag:.0f} ms behind", figures=figures)
 
 

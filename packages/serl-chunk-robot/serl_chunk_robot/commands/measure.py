@@ -96,8 +96,7 @@ def record(client: RobotClient, joint: int, angle: float, cameras: Sequence[str]
         angle: amplitude, rad or the joint's own unit.
         generation: of the state that the operator was shown.
 
-    Raises:
-        RobotError: the robot does not stand, a camera gives no picture, or the swing was ended.
+    Raises RobotError: the robot does not stand, a camera gives no picture, or the swing was ended.
     """
     pictures: Dict[str, List[Tuple[float, float, float]]] = {name: [] for name in cameras}
     ages: Dict[str, List[float]] = {name: [] for name in cameras}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import os
 import socket
@@ -108,7 +107,7 @@ def _realsenses(root: Path) -> List[Camera]:
     """
     on_usb = sum(map(_is_realsense, (root / "sys/bus/usb/devices").glob("*")))
     try:
-        rs = importlib.import_module("pyrealsense2")
+        rs = import_module("pyrealsense2")
         info, there = rs.camera_info.serial_number, rs.context().query_devices()
         found = [Camera("realsense", "serial", str(device.get_info(info)), "") for device in there]
         hint = "librealsense does not find it: install its udev rules, and plug the camera in again"
@@ -157,8 +156,7 @@ def _tried(address: str) -> str:
 def write_new(path: Path, driver: str, found: Found) -> str:
     """Write a robot's file; returns what keeps it from being loaded, or nothing.
 
-    Raises:
-        ConfigError: the file exists or cannot be written, or no driver has that name.
+    Raises ConfigError: the file exists or cannot be written, or no driver has that name.
     """
     if driver not in BUILT_IN and ":" not in driver:
         what = f"unknown driver ({driver!r}, expected a built-in name or FILE.py:Class)"

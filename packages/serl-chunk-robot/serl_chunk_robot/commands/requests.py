@@ -44,12 +44,8 @@ def ask_enter(question: str) -> None:
 def agreed(client: RobotClient, command: str, generation: Optional[int] = None) -> Dict[str, Any]:
     """Show the robot's state to the operator, and return it once he agrees that `command` is carried out in it.
 
-    Args:
-        generation: that an earlier state was printed with, for scripts; None: ask at the terminal.
-
-    Raises:
-        ConfigError: there is no terminal, and no generation.
-        RobotError: no state came.
+    `generation`: that an earlier state was printed with, for scripts; None: ask at the terminal. Raises ConfigError:
+    there is no terminal, and no generation; RobotError: no state came.
     """
     if command == "go" and not at_terminal():
         raise ConfigError("go: only a key press at a terminal lets an actor move the robot (the input is none)")

@@ -22,8 +22,7 @@ SHOWN = 5.0  # s between two lines
 def extremes(client: RobotClient, seconds: float, show: Callable[[str], None] = print) -> Tuple[np.ndarray, np.ndarray]:
     """Record the extremes of each joint for so many seconds; returns low and high, float64[J].
 
-    Raises:
-        RobotError: the robot is not STOPPED, or has torque, at any moment; or its state is not believed any more.
+    Raises RobotError: the robot is not STOPPED, or has torque, at any moment; or its state is not believed any more.
     """
     state = _without_torque(client.next_state())
     low, high = state["q"].copy(), state["q"].copy()
@@ -63,11 +62,8 @@ def taught(
 ) -> Tuple[np.ndarray, np.ndarray, List[int]]:
     """Turn extremes into limits: `margin` rad inside of them, none for grippers, and within what the driver can.
 
-    Returns:
-        low and high, float64[J], and the joints that hardly moved: theirs are the driver's.
-
-    Raises:
-        ConfigError: no joint moved.
+    Returns low and high, float64[J], and the joints that hardly moved: theirs are the driver's. Raises ConfigError: no
+    joint moved.
     """
     can_low, can_high = np.array(spec.low, np.float64), np.array(spec.high, np.float64)
     gripper = np.isin(np.arange(len(low)), spec.grippers)
@@ -83,13 +79,9 @@ def taught(
 def write_taught(file: RobotFile, spec: Any, low: np.ndarray, high: np.ndarray, out: Path) -> List[str]:
     """Write a copy of a robot's file, in which the profiles that every robot has have these limits.
 
-    Profiles of the file that are `like` one of them get its limits too.
+    Profiles of the file that are `like` one of them get its limits too. Returns the names of those that have them.
 
-    Returns:
-        the names of the profiles that have them.
-
-    Raises:
-        ConfigError: `out` exists or lies in another folder, or a profile has low or high already.
+    Raises ConfigError: `out` exists or lies in another folder, or a profile has low or high already.
     """
     if out.resolve().parent != file.path.resolve().parent:
         raise ConfigError(f"{out} lies in another folder than {file.path}, whose paths are relative", parameter="--out")
@@ -111,10 +103,8 @@ def _with_limits(text: str, path: Path, name: str, low: np.ndarray, high: np.nda
     header = re.search(rf"^\[profile\.{re.escape(name)}\][^\n]*\n", text, re.MULTILINE)
     if header is None:
         if re.search(rf"^(profile\.{re.escape(name)}\b|\[profile\])", text, re.MULTILINE):
-            raise ConfigError(
-                f"{path} has it in another form than a table [profile.{name}]. Write it so.",
-                parameter=f"profile.{name}",
-            )
+            what = f"{path} has it in another form than a table [profile.{name}]. Write it so."
+            raise ConfigError(what, parameter=f"profile.{name}")
         return text.rstrip("\n") + f"\n\n[profile.{name}]  # low and high: taught by hand\n{limits}"
     rest = text[header.end() :]
     body = re.split(r"^\[", rest, maxsplit=1, flags=re.MULTILINE)[0]

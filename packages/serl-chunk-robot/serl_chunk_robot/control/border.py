@@ -27,8 +27,7 @@ FAILURES = 20  # set points in a row that the driver does not take, until `brake
 def checked(reading: Any, spec: DriverSpec) -> Reading:
     """Return a copy of a driver's reading that owns its arrays. Numbers of joints may be NaN: the loop judges these.
 
-    Raises:
-        DriverError: not a Reading, or one of its fields is not what `Reading` says.
+    Raises DriverError: not a Reading, or one of its fields is not what `Reading` says.
     """
     if not isinstance(reading, Reading):
         raise DriverError(f"read() returned {_kind(reading)}, expected a Reading")
@@ -143,8 +142,7 @@ def brake_alone(
         gap: seconds since then, or between two set points, after which the next one stands at once.
         pause: waits until the next set point is due.
 
-    Returns:
-        The set point that stands; None where the driver does not take any.
+    Returns the set point that stands; None where the driver does not take any.
     """
     failures = 0
     while not at.stands:

@@ -153,8 +153,7 @@ class RobotLoop:
             ends: the pose, float64[J], in which the robot may lose its torque, of the event "end": once it is measured
                 there, torque goes off.
 
-        Raises:
-            Refused: with the reason, where the event is not possible.
+        Raises Refused: with the reason, where the event is not possible.
         """
         if event not in CALMS and generation is not None:
             self.check_generation(event, generation)
@@ -395,8 +394,7 @@ class RobotLoop:
     def fail(self, error: BaseException, pause: Callable[[], None]) -> Status:
         """Brake with nothing of the loop, because a pass raised `error`, and latch. No other pass may follow.
 
-        Args:
-            pause: waits until the next set point is due.
+        `pause`: waits until the next set point is due.
         """
         machine, (now, began) = self.machine, self._last_pass or (0.0, self._clock())
         if self._at is not None and machine.state != STOPPED:
@@ -421,10 +419,8 @@ class RobotLoop:
             self._commands.drop()
             self.motion.drop()
             self._pursuit.begin()
-            if event not in ("standing", "hold", "release", "lost") and STOPPED in (
-                self.machine.state,
-                self.machine.then,
-            ):
+            stops = STOPPED in (self.machine.state, self.machine.then)
+            if stops and event not in ("standing", "hold", "release", "lost"):
                 self._watchdog.released()
                 self._stopping.begin(now, done.word)
             self._on_transition(done)

@@ -59,8 +59,7 @@ class Step(NamedTuple):
     def way(self, name: str, place: np.ndarray, limits: Limits, arms: Optional[Arms]) -> np.ndarray:
         """The places that the step leads through, but for what is drawn, float64[K, J], with `place` as the first.
 
-        Raises:
-            ConfigError: no joints within the limits bring a tip there.
+        Raises ConfigError: no joints within the limits bring a tip there.
         """
         way = np.stack([place, self.goal(place, limits)])
         low, high = np.minimum(limits.low, place), np.maximum(limits.high, place)
@@ -95,8 +94,7 @@ class Step(NamedTuple):
 class MinimumJerkMove:
     """A way of minimal jerk, from rest to rest, as long as the slowest joint needs for its share of the rates.
 
-    Args:
-        nodes: evenly spaced places, float64[K, J], the first of which is where the robot stands, within rounding.
+    `nodes`: evenly spaced places, float64[K, J], the first of which is where the robot stands, within rounding.
     """
 
     def __init__(self, start: np.ndarray, nodes: np.ndarray, limits: Limits, share: float, began: float) -> None:
@@ -131,8 +129,7 @@ class StepSequence(Yielding):
         set: the driver's.
         arms: their kinematics, for steps that lift a tip, or bring it to a pose.
 
-    Raises:
-        ConfigError: a goal, or what may be drawn around it, is outside the limits, or a tip cannot get there.
+    Raises ConfigError: a goal, or what may be drawn around it, is outside the limits, or a tip cannot get there.
     """
 
     def __init__(
@@ -252,8 +249,7 @@ class Oscillation(Yielding):
         angle: amplitude, rad, or a gripper's own unit.
         effort, grippers: see Yielding.
 
-    Raises:
-        ConfigError: no such joint, a place outside the limits, or limits under which it would take LONGEST_SWING.
+    Raises ConfigError: no such joint, a place outside the limits, or limits under which it would take LONGEST_SWING.
     """
 
     def __init__(

@@ -40,9 +40,7 @@ class Motion(Protocol):
 class OwnMotion:
     """The motion that is in progress, from the request for it to the next transition of the robot.
 
-    Args:
-        measured: by which arms count as parked.
-        grippers: joints that may be anywhere then.
+    `measured`: by which arms count as parked; `grippers`: joints that may be anywhere then.
     """
 
     def __init__(self, measured: Measured, grippers: List[int]) -> None:

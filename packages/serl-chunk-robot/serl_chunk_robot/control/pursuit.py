@@ -27,11 +27,7 @@ MOMENTS = np.linspace(0, 1, 14) ** 1.5  # of a way, where it is compared with th
 
 
 class Pursuit:
-    """Pure but for the goals and the way of earlier passes.
-
-    Args:
-        dt: seconds of one pass of the loop.
-    """
+    """Pure but for the goals and the way of earlier passes. `dt`: seconds of one pass of the loop."""
 
     def __init__(self, limits: Limits, dt: float) -> None:
         self._limits, self._dt = limits, dt
@@ -100,10 +96,8 @@ class Pursuit:
         return pace, bend
 
     def _way(self, at: SetPoint, goal: np.ndarray, pace: np.ndarray, bend: np.ndarray) -> Tuple[int, np.ndarray, bool]:
-        """The shortest way within the limits.
-
-        Returns:
-            its passes, its first offsets (see `offset`), and whether there is one that leads to the goal.
+        """The shortest way within the limits: its passes, its first offsets (see `offset`), and whether there is one
+        that leads to the goal.
         """
         dt = self._dt
         first = np.stack([at.position - goal + pace * dt, at.velocity - pace + bend * dt, at.acceleration - bend])
@@ -134,8 +128,7 @@ class Pursuit:
 def offset(passed: Number, length: Number, first: np.ndarray) -> np.ndarray:
     """The offset after `passed` passes of a way of `length` passes; 0 there and for the two passes after that.
 
-    Args:
-        first: offsets now, a pass ago and two passes ago, [3, ...].
+    `first`: offsets now, a pass ago and two passes ago, [3, ...].
     """
 
     def zeros(n: Number) -> Number:

@@ -70,9 +70,7 @@ class Track:
 class Commands:
     """What was taken of a controller's commands since it armed.
 
-    Args:
-        watchdog: notes when a command was taken or rejected.
-        tick: seconds of a control tick.
+    `watchdog`: notes when a command was taken or rejected; `tick`: seconds of a control tick.
     """
 
     def __init__(self, gate: Gate, watchdog: Watchdog, tick: float) -> None:

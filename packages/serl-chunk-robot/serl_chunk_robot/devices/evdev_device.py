@@ -46,11 +46,8 @@ class EvdevDevice(PolledDevice):
 
     `keys()` has no release of a lost device: a key is up there because `read().alive` is False.
 
-    Args:
-        device: a path, or part of the name of one link in /dev/input/by-id.
-
-    Raises:
-        DeviceError: no library, no such device, no rights, or grabbed by another program.
+    `device`: a path, or part of the name of one link in /dev/input/by-id. Raises DeviceError: no library, no such
+    device, no rights, or grabbed by another program.
     """
 
     def __init__(self, device: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -166,8 +163,7 @@ class Keyboard(EvdevDevice):
         moves: key -> (number of the axis, 1 or -1). Opposite keys add up to 0.
         buttons: keys of the reading's buttons.
 
-    Raises:
-        DeviceError: as `EvdevDevice`; an unknown key, or one with two meanings.
+    Raises DeviceError: as `EvdevDevice`; an unknown key, or one with two meanings.
     """
 
     def __init__(
@@ -204,8 +200,7 @@ class FootPedal(EvdevDevice):
         device: a path, or part of the name of one link in /dev/input/by-id.
         pedals: name -> key. The names are those of the events.
 
-    Raises:
-        DeviceError: as `EvdevDevice`; an unknown key, or one of two pedals.
+    Raises DeviceError: as `EvdevDevice`; an unknown key, or one of two pedals.
     """
 
     def __init__(
@@ -257,8 +252,7 @@ class Gamepad(EvdevDevice):
         dead_zone: share of a stick's way around its middle that is rest, or the pad's own if that is larger.
         keys: names of buttons that are an operator's keys: events alone, never pressed in the reading.
 
-    Raises:
-        DeviceError: as `EvdevDevice`; a device without two sticks, or a dead zone outside [0, 1).
+    Raises DeviceError: as `EvdevDevice`; a device without two sticks, or a dead zone outside [0, 1).
     """
 
     def __init__(

@@ -36,8 +36,7 @@ class Gello(PolledDevice):
         gripper_closed, gripper_open: angles of the gripper's servo, rad; default: no gripper.
         baud: of the line, as the servos have it.
 
-    Raises:
-        DeviceError: no library, no such port, no rights, servos that do not answer, or lists of other lengths.
+    Raises DeviceError: no library, no such port, no rights, servos that do not answer, or lists of other lengths.
     """
 
     pause = 0.002

@@ -26,9 +26,7 @@ def leaders_ros1(
 ) -> LeaderArms:
     """Open the leaders of ROS 1. The defaults are those of the first ALOHA.
 
-    Args:
-        arms: names of the leaders' nodes.
-        gripper_closed, gripper_open: angles of a leader gripper's motor, rad.
+    `arms`: names of the leaders' nodes; `gripper_closed`, `gripper_open`: angles of a leader gripper's motor, rad.
     """
     return LeaderArms(Ros1(), arms, Gripper(gripper_closed, gripper_open))
 
@@ -56,8 +54,7 @@ class LeaderArms:
         gripper: of all arms.
         clock: the machine's monotonic clock, s.
 
-    Raises:
-        DeviceError: no ROS, or an arm without a state for 2 s.
+    Raises DeviceError: no ROS, or an arm without a state for 2 s.
     """
 
     def __init__(

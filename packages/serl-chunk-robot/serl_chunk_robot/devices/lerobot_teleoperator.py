@@ -31,9 +31,8 @@ class LeRobotTeleoperator(PolledDevice):
         scale: what LeRobot's numbers are multiplied by; without it, it follows from the motors' units and calibration.
         drive_torque: share of their torque that Feetech's motors have while they are driven (`devices.drive`).
 
-    Raises:
-        DeviceError: an option that cannot be, no LeRobot, no such teleoperator, one that gives no joint positions,
-            whose motors are on no serial bus, or that is not calibrated, or motors that do not answer.
+    Raises DeviceError: an option that cannot be, no LeRobot, no such teleoperator, one that gives no joint positions,
+    whose motors are on no serial bus, or that is not calibrated, or motors that do not answer.
     """
 
     pause = 0.002

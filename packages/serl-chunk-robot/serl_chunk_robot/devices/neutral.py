@@ -44,8 +44,7 @@ class NeutralFirst:
             now: monotonic s, on the clock of the reading's stamp.
             follower: float64[J], measured joints of a leader's follower; NaN: not compared. Other devices have none.
 
-        Raises:
-            ValueError: a leader without a follower of as many joints.
+        Raises ValueError: a leader without a follower of as many joints.
         """
         shape = None if follower is None else follower.shape
         if sample.joints is not None and shape != sample.joints.shape:

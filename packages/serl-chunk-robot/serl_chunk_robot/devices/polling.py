@@ -29,8 +29,7 @@ class PolledDevice:
         name: path or id, as errors, log lines and the operator's console show it.
         clock: the machine's monotonic clock, s.
 
-    Raises:
-        DeviceError: it cannot be opened.
+    Raises DeviceError: it cannot be opened.
     """
 
     pause = 0.0  # s between looks that do not wait themselves

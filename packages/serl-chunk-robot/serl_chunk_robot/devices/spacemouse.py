@@ -44,8 +44,7 @@ class SpaceMouse(PolledDevice):
         path: of its hidraw device, or a link to it; default: the only mouse that is connected.
         silence: s; `math.inf` for a device that reports changes only.
 
-    Raises:
-        DeviceError: no library, no such mouse, no rights, or several mice without a path.
+    Raises DeviceError: no library, no such mouse, no rights, or several mice without a path.
     """
 
     pause = 0.003
@@ -107,8 +106,7 @@ def open_mice(paths: Sequence[str] = (), count: int = 1) -> List[SpaceMouse]:
         paths: of the mice, left first; may be empty for one mouse.
         count: 1 or 2.
 
-    Raises:
-        DeviceError: as `SpaceMouse`; a wrong number of paths, or two of one mouse.
+    Raises DeviceError: as `SpaceMouse`; a wrong number of paths, or two of one mouse.
     """
     if not paths and count == 1:
         return [SpaceMouse()]

@@ -81,9 +81,7 @@ class Orders:
     """Requests that a thread sends one after the other: orders as they come, and commands to open or close a gripper.
 
     A gripper's request is sent where a set point gets to the other side, so that a robot that is cleared moves none.
-
-    Args:
-        lock: seconds between two requests to the gripper; of those that come meanwhile, the last one is sent.
+    `lock`: seconds between two requests to the gripper; of those that come meanwhile, the last one is sent.
     """
 
     def __init__(self, http: Http, lock: float) -> None:
@@ -144,10 +142,7 @@ class Orders:
 def stop_outside(options: Mapping[str, Any], reason: str) -> None:
     """Let the arms stay where they are: the driver's own stop, by another process than the loop's.
 
-    Args:
-        options: of the driver, as in the robot's file.
-
-    Raises what FAILED names, once the stop was requested of each arm.
+    `options`: of the driver, as in the robot's file. Raises what FAILED names, once the stop was requested of each arm.
     """
     failed: Optional[BaseException] = None
     for url in options.get("urls", (DEFAULT_URL,)):
@@ -246,10 +241,8 @@ class FrankaHttp(Driver):
         "params": a name of the option `params`, or such parameters themselves. "load": mass, F_x_center_load and
         load_inertia. "slow_gripper": whether it closes slowly from now on. "gripper": "activate" or "reset", of a
         Robotiq. "recover": true. "joint_reset": true; the arm then leaves its set point by itself, so that the robot is
-        stopped by a fault until it is done, and an operator clears it. At most one in ten minutes.
-
-        Raises:
-            DriverError: an unknown name or value.
+        stopped by a fault until it is done, and an operator clears it. At most one in ten minutes. Raises DriverError:
+        an unknown name or value.
         """
         arms = self._arms
         if name == "params":

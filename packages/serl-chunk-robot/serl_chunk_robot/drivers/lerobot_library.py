@@ -64,8 +64,7 @@ def make_robot(kind: str, params: Mapping[str, Any], degrees: bool) -> Any:
         params: of its config.
         degrees: joints are in degrees, wherever the config has the choice.
 
-    Raises:
-        DriverError: the package is missing, the robot is unknown, or it cannot be made with these params.
+    Raises DriverError: the package is missing, the robot is unknown, or it cannot be made with these params.
     """
     robot = _make(ROBOT, kind, params, {**NEEDED, **IN_DEGREES} if degrees else NEEDED)
     if getattr(robot, "cameras", None):
@@ -81,11 +80,8 @@ def make_teleoperator(kind: str, params: Mapping[str, Any]) -> Any:
 def arms_of(robot: Any, why: str = FALLS) -> List[Arm]:
     """The arms of a robot or teleoperator, left first.
 
-    Args:
-        why: others than these are refused, and the remedy.
-
-    Raises:
-        DriverError: motors that are not on a serial bus of LeRobot's.
+    `why`: others than these are refused, and the remedy. Raises DriverError: motors that are not on a serial bus of
+    LeRobot's.
     """
     from lerobot.motors.motors_bus import MotorsBus
 
@@ -100,8 +96,7 @@ def arms_of(robot: Any, why: str = FALLS) -> List[Arm]:
 def open_buses(arms: Sequence[Arm], remedy: str) -> None:
     """Open the buses; writes nothing to a motor.
 
-    Raises:
-        DriverError: motors that do not have the calibration of this id, with the `remedy`; else errors of LeRobot's.
+    Raises DriverError: motors that do not have the calibration of this id, with the `remedy`; else errors of LeRobot's.
     """
     for arm in arms:
         arm.bus.connect()
@@ -126,11 +121,7 @@ def calibration_command(family: str, kind: str, params: Mapping[str, Any]) -> st
 
 
 def per_unit(arm: Arm, motor: str, gripper: bool) -> Optional[float]:
-    """What LeRobot's numbers of a calibrated motor are multiplied by to be rad, or a gripper's opening.
-
-    Returns:
-        None where that is not known.
-    """
+    """What LeRobot's numbers of a calibrated motor are multiplied by to be rad, or an opening; None: not known."""
     mode = arm.bus.motors[motor].norm_mode.value
     if gripper:
         return 0.01 if mode == SHARE else None
@@ -207,8 +198,7 @@ def _make(family: str, kind: str, params: Mapping[str, Any], needed: Mapping[str
 def _register(family: str, config: Any, kind: str) -> List[str]:
     """Import LeRobot's modules of a family and its plug-ins until one registers itself under that name.
 
-    Returns:
-        the modules that could not be imported, and why.
+    Returns the modules that could not be imported, and why.
     """
     from lerobot.utils import import_utils
 
@@ -255,8 +245,7 @@ class Joints:
         joints: names of the motors; empty: those of an SO arm, or of two.
         grippers: names of those that are grippers; empty: those that end with "gripper".
 
-    Raises:
-        ValueError: a type or names that cannot be.
+    Raises ValueError: a type or names that cannot be.
     """
 
     def __init__(self, type: str, joints: Sequence[str], grippers: Sequence[str]) -> None:
@@ -280,8 +269,7 @@ class Joints:
             of_grippers: what a gripper has where the option is one number; None: that number.
             missing: the remedy where the option is empty.
 
-        Raises:
-            ValueError: it is empty, or not a number for each joint.
+        Raises ValueError: it is empty, or not a number for each joint.
         """
         if isinstance(value, Sequence) and not len(value):
             raise ValueError(f"{name}: missing. {missing}")

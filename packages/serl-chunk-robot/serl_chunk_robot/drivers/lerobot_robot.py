@@ -76,8 +76,7 @@ class LeRobotArms(StampedDriver):
         rate: Hz, of the server's loop.
         tick: s, of a control tick.
 
-    Raises:
-        ValueError: an option that is missing or cannot be.
+    Raises ValueError: an option that is missing or cannot be.
     """
 
     def __init__(
@@ -123,8 +122,7 @@ class LeRobotArms(StampedDriver):
     def connect(self, clock: Callable[[], float]) -> None:
         """Open the buses, and begin to read; writes nothing to a motor.
 
-        Raises:
-            DriverError: LeRobot or its robot cannot be used, its joints are others, or it is not calibrated.
+        Raises DriverError: LeRobot or its robot cannot be used, its joints are others, or it is not calibrated.
         """
         self._clock = clock
         self._robot = lerobot.make_robot(self._type, self._params, self._degrees)

@@ -23,8 +23,7 @@ class RealSenseCamera:
         exposure: microseconds; default: automatic.
         white_balance: K; default: automatic.
 
-    Raises:
-        ValueError: no serial number, size or rate.
+    Raises ValueError: no serial number, size or rate.
     """
 
     def __init__(

@@ -31,8 +31,7 @@ class V4L2Camera:
         white_balance: K; default: automatic.
         noisy: False for a source that repeats the picture of a still scene, as a screen that is grabbed.
 
-    Raises:
-        ValueError: no device, size, rate or format.
+    Raises ValueError: no device, size, rate or format.
     """
 
     def __init__(

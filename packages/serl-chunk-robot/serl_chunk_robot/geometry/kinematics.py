@@ -127,8 +127,7 @@ def reach(
 ) -> Optional[np.ndarray]:
     """Joints, float64[J], near `start` that bring the tip of an arm to a frame; None where none were found.
 
-    Args:
-        turned: the orientation is to be that of the frame; False: as near to it as the position lets it be.
+    `turned`: the orientation is to be that of the frame; False: as near to it as the position lets it be.
     """
     pose, joints = np.minimum(np.maximum(start, low), high), arms.joints[arm]
     best, least = None, np.inf
@@ -160,8 +159,7 @@ def lifted(
 ) -> Optional[np.ndarray]:
     """Places of a way that lifts an arm's tip straight up by `height`, m, and keeps its orientation as far as it can.
 
-    Returns:
-        float64[NODES + 1, J] at equal heights, the first of which is `start`; None where the tip cannot get there.
+    float64[NODES + 1, J] at equal heights, the first of which is `start`; None where the tip cannot get there.
     """
     frame = arms.tip(arm, start)[0]
     way = [start]

@@ -59,12 +59,8 @@ def read_view(table: Table, device: CameraSpec) -> View:
     resize = _pixels(table, "resize", 2)
     if resize is not None and min(resize) < 1:
         raise table.wrong("resize", "height and width above 0")
-    return View(
-        None if crop is None else (crop[0], crop[1], crop[2], crop[3]),
-        turn,
-        flip,
-        None if resize is None else (resize[0], resize[1]),
-    )
+    part = None if crop is None else (crop[0], crop[1], crop[2], crop[3])
+    return View(part, turn, flip, None if resize is None else (resize[0], resize[1]))
 
 
 def _pixels(table: Table, key: str, count: int) -> Optional[List[int]]:

@@ -84,11 +84,8 @@ class RobotFile(NamedTuple):
 def load(path: Union[str, Path], *, driver: str = "") -> RobotFile:
     """Read a robot's file. Makes the driver and the cameras for their specs, and opens nothing.
 
-    Args:
-        driver: replaces the file's.
-
-    Raises:
-        ConfigError: with the file, the key's dotted name, its value and what is valid.
+    `driver`: replaces the file's. Raises ConfigError: with the file, the key's dotted name, its value and what is
+    valid.
     """
     path = Path(path)
     table = read_toml(path, _KEYS)
@@ -138,30 +135,22 @@ def load(path: Union[str, Path], *, driver: str = "") -> RobotFile:
 def checked(file: RobotFile, spec: DriverSpec, q: Optional[np.ndarray] = None) -> None:
     """Compare a file with the connected robot, before anything moves.
 
-    Args:
-        q: measured joints, float64[J].
-
-    Raises:
-        ConfigError: another number of joints, limits beyond the driver's, a rate that it cannot, an unknown profile to
-            start with, a pose outside that profile's limits; or a park pose or a place of a reset that any profile's
-            limits do not hold.
+    `q`: measured joints, float64[J]. Raises ConfigError: another number of joints, limits beyond the driver's, a rate
+    that it cannot, an unknown profile to start with, a pose outside that profile's limits; or a park pose or a place of
+    a reset that any profile's limits do not hold.
     """
     if file.start not in file.profiles:
         what = f"unknown profile ({file.start!r} in {file.path})"
         raise unknown("start", file.start, list(file.profiles), what)
     slowest = max(RANGES["rate"].low, 1 / spec.tick)
     if file.rate is not None and not slowest <= file.rate <= spec.rate:
-        raise ConfigError(
-            f"{file.rate:g} Hz in {file.path}, expected {slowest:g} to {spec.rate:g} Hz, which the driver can",
-            parameter="rate",
-        )
+        what = f"{file.rate:g} Hz in {file.path}, expected {slowest:g} to {spec.rate:g} Hz, which the driver can"
+        raise ConfigError(what, parameter="rate")
     for name, profile in file.profiles.items():
         limits = profile.limits
         if len(limits.low) != len(spec.low):
-            raise ConfigError(
-                f"{len(limits.low)} joints in {file.path}, expected the driver's {len(spec.low)}",
-                parameter=f"profile.{name}",
-            )
+            what = f"{len(limits.low)} joints in {file.path}, expected the driver's {len(spec.low)}"
+            raise ConfigError(what, parameter=f"profile.{name}")
         for key, beyond, value, bound in (
             ("low", limits.low < np.array(spec.low), limits.low, spec.low),
             ("high", limits.high > np.array(spec.high), limits.high, spec.high),
@@ -169,10 +158,8 @@ def checked(file: RobotFile, spec: DriverSpec, q: Optional[np.ndarray] = None) -
         ):
             if beyond.any():
                 j = int(np.argmax(beyond))
-                raise ConfigError(
-                    f"{value[j]:g} of joint {j} in {file.path} is beyond the driver's {bound[j]:g}",
-                    parameter=f"profile.{name}.{key}",
-                )
+                what = f"{value[j]:g} of joint {j} in {file.path} is beyond the driver's {bound[j]:g}"
+                raise ConfigError(what, parameter=f"profile.{name}.{key}")
     check_poses(file, spec)
     if q is not None:
         limits = file.profiles[file.start].limits
@@ -385,12 +372,7 @@ def _read_gripper(table: Table, grippers: Sequence[int]) -> Union[str, float]:
 def read_devices(table: Table, port: int, spec: DriverSpec) -> Tuple[DeviceFile, ...]:
     """Read tables [[device]]; opens nothing.
 
-    Args:
-        port: of the first one's readings.
-        spec: of the robot.
-
-    Raises:
-        ConfigError: with the key and what is valid.
+    `port`: of the first one's readings; `spec`: of the robot. Raises ConfigError: with the key and what is valid.
     """
     found: List[DeviceFile] = []
     taken: Dict[str, str] = {}  # serial port -> key that names it
@@ -408,8 +390,7 @@ def read_devices(table: Table, port: int, spec: DriverSpec) -> Tuple[DeviceFile,
 def _take_ports(taken: Dict[str, str], name: str, values: Any) -> None:
     """Note the serial ports in a table, also in those within it.
 
-    Raises:
-        ConfigError: a port that another table has. One leader would move two arms, or disturb the robot's own bus.
+    Raises ConfigError: a port that another table has. One leader would move two arms, or disturb the robot's own bus.
     """
     for key, value in values.items() if isinstance(values, Mapping) else ():
         if key != "port" or not isinstance(value, str):
@@ -494,7 +475,5 @@ class _Way:
 
     def _wrong(self, name: str, what: str) -> ConfigError:
         ends = ": `end` could not park under it" if name == "park" else ""
-        return ConfigError(
-            f"{name}: {what}{ends}. Widen the profile's limits in {self._file.path}, or change {name}",
-            parameter=f"profile.{self._profile.name}",
-        )
+        said = f"{name}: {what}{ends}. Widen the profile's limits in {self._file.path}, or change {name}"
+        return ConfigError(said, parameter=f"profile.{self._profile.name}")

@@ -46,12 +46,8 @@ class Source(NamedTuple):
 def make(source: Source, built_in: Mapping[str, str], methods: Sequence[str]) -> Any:
     """Make what a file names, with its options as arguments; opens nothing.
 
-    Args:
-        built_in: name -> module and what makes it.
-        methods: that it must have.
-
-    Raises:
-        ConfigError: with the driver and what failed: the file, its import, the class, an option, a missing method.
+    `built_in`: name -> module and what makes it; `methods`: that it must have. Raises ConfigError: with the driver and
+    what failed: the file, its import, the class, an option, a missing method.
     """
     made_by = maker(source, built_in)
     try:

@@ -62,8 +62,7 @@ def read_profiles(table: Table, spec: DriverSpec, chains: object, rate: Optional
         chains: of the arms' kinematics, in plain numbers; None where the file has none.
         rate: Hz, of the loop; None: the driver's.
 
-    Raises:
-        ConfigError: with the key's dotted name.
+    Raises ConfigError: with the key's dotted name.
     """
     first = built_in(spec)
     tables = {name: table.table(name, KEYS) for name in table.values}
@@ -125,10 +124,8 @@ def _read_limits(table: Table, base: Limits, chains: object, grippers: Sequence[
     if "workspace" not in table.values:
         return limits
     if chains is None:
-        raise ConfigError(
-            f"needs the arms' kinematics, and {table.file} has no table [kinematics]. Add it.",
-            parameter=table.dotted("workspace"),
-        )
+        what = f"needs the arms' kinematics, and {table.file} has no table [kinematics]. Add it."
+        raise ConfigError(what, parameter=table.dotted("workspace"))
     space = table.table("workspace", WORKSPACE)
     low, high = (space.vector(key, 3, RANGES["workspace"]) for key in ("low", "high"))
     if (low >= high).any():

@@ -106,9 +106,7 @@ def yardsticks(spec: DriverSpec, acceleration: np.ndarray, jerk: np.ndarray, rat
 def check_relative(table: Table, key: str, values: np.ndarray, spec: DriverSpec, can: Dict[str, np.ndarray]) -> None:
     """Compare numbers of a table with PROFILE[key]. Raises ConfigError with the joint and the reason.
 
-    Args:
-        values: float64[J].
-        can: of `yardsticks`.
+    `values`: float64[J]; `can`: of `yardsticks`.
     """
     low, high, of, why = PROFILE[key]
     least, most = low * can[of], high * can[of]

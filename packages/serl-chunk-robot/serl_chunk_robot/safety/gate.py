@@ -59,9 +59,7 @@ class _Ahead(NamedTuple):
 class Gate:
     """Pure but for its counters and the last number: the same calls give the same answers.
 
-    Args:
-        dt: seconds of one pass of the loop.
-        arms: forward kinematics, where `limits.workspace` is to be kept.
+    `dt`: seconds of one pass of the loop; `arms`: forward kinematics, where `limits.workspace` is to be kept.
     """
 
     def __init__(self, limits: Limits, dt: float, arms: Optional[Arms] = None) -> None:

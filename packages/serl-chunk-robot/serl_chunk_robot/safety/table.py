@@ -105,8 +105,7 @@ class Transition(NamedTuple):
 class Machine:
     """The state of one robot: the table, and the generation of what was requested. Events come from one thread.
 
-    Args:
-        needs_go: False: HELD is HOLD, so that a clear alone lets a controller move the robot. For simulated robots.
+    `needs_go`: False: HELD is HOLD, so that a clear alone lets a controller move the robot. For simulated robots.
     """
 
     def __init__(self, needs_go: bool = True) -> None:

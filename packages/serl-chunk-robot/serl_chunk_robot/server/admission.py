@@ -93,11 +93,7 @@ class Address(NamedTuple):
 class Admission:
     """Answers libzmq's requests about keys (ZAP). Make it before the first of the context's sockets is bound.
 
-    Args:
-        folder: of the keys.
-
-    Raises:
-        ConfigError: the folder cannot be used.
+    `folder`: of the keys. Raises ConfigError: the folder cannot be used.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], folder: Path) -> None:
@@ -168,12 +164,8 @@ class Admission:
             self.refused += 1
             if len(self._lines) < LOGGED or now - self._lines[0] > LOGGED_PER:
                 self._lines.append(now)
-                logger.warning(
-                    "refused the key %s from %s; %d so far",
-                    curve.fingerprint(public),
-                    address.decode(errors="replace"),
-                    self.refused,
-                )
+                key, peer = curve.fingerprint(public), address.decode(errors="replace")
+                logger.warning("refused the key %s from %s; %d so far", key, peer, self.refused)
         status = b"200" if admitted else b"500" if self._failed else b"400"
         user = public.encode() if admitted else b""
         self._socket.send_multipart([client, empty, version, request, status, b"", user, b""])

@@ -56,8 +56,7 @@ class Reply(NamedTuple):
 class Door:
     """Takes requests and gives replies and states. Used by the loop's thread, but for `front_ended`.
 
-    Args:
-        link: its other end belongs to the front.
+    `link`: its other end belongs to the front.
     """
 
     def __init__(self, link: Link, clock: Callable[[], float] = monotonic) -> None:

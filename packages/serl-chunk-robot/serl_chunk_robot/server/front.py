@@ -68,8 +68,7 @@ BIND_AGAIN, BIND_WITHIN = 0.1, 2.0  # s: the front before it may not have ended 
 class LoopWatch:
     """What the loop published last, and whether it stands still since then.
 
-    Args:
-        patience: seconds without a state, after which it does.
+    `patience`: seconds without a state, after which it does.
     """
 
     def __init__(self, patience: float, clock: Callable[[], float]) -> None:
@@ -133,8 +132,7 @@ class Front:
         stop_outside: the driver's own stop, that needs no loop; None: there is none.
         end_loop: ends the loop's process, which stands still and does not heed a signal.
 
-    Raises:
-        ConfigError: the address is in use, or reachable without keys; the keys cannot be read.
+    Raises ConfigError: the address is in use, or reachable without keys; the keys cannot be read.
     """
 
     def __init__(

@@ -20,11 +20,7 @@ WAITING = 256  # entries that are not written yet; further ones are only counted
 
 
 class History:
-    """Entries of one robot, the newest last.
-
-    Args:
-        path: JSON lines, appended to; None: nothing is written.
-    """
+    """Entries of one robot, the newest last. `path`: JSON lines, appended to; None: nothing is written."""
 
     def __init__(self, path: Optional[Path]) -> None:
         self._path = path

@@ -44,9 +44,7 @@ class _Drive(NamedTuple):
 class Drives:
     """The permissions of one robot's server, which calls it from one thread.
 
-    Args:
-        devices: names of the tables [[device]].
-        limits: of the cautious profile, under which leaders move.
+    `devices`: names of the tables [[device]]; `limits`: of the cautious profile, under which leaders move.
     """
 
     def __init__(self, devices: Sequence[str] = (), limits: Optional[Limits] = None) -> None:

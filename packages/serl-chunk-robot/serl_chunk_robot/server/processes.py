@@ -102,12 +102,8 @@ class _Process:
         try:
             os.set_blocking(self.pipe, False)
             # A session of its own: Ctrl-C at the server's terminal is for the server, which ends it.
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", self._child.module, str(theirs)],
-                stdin=subprocess.PIPE,
-                pass_fds=(theirs, *self._child.descriptors),
-                start_new_session=True,
-            )
+            command, fds = [sys.executable, "-m", self._child.module, str(theirs)], (theirs, *self._child.descriptors)
+            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=fds, start_new_session=True)
         except OSError as e:
             os.close(self.pipe)
             self._retry(str(e))
@@ -173,8 +169,7 @@ class _Process:
 class Watch:
     """Ends the process when its server did, or when the library of its camera or device does not return.
 
-    Args:
-        report: writes the reason of the process's end.
+    `report`: writes the reason of the process's end.
     """
 
     def __init__(self, report: Callable[[str], None]) -> None:

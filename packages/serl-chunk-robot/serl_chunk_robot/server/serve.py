@@ -137,12 +137,10 @@ def prioritise() -> bool:
     """
     refused = raise_priority(PRIORITY)
     if refused:
+        line = f"{os.environ.get('USER', 'USER')} - rtprio {PRIORITY}"
         logger.warning(
-            "the control loop has no real-time priority (%s): other programs may delay it until the robot is stopped. "
-            "Add the line '%s - rtprio %d' to /etc/security/limits.d/robot.conf and log in anew.",
-            refused,
-            os.environ.get("USER", "USER"),
-            PRIORITY,
+            f"the control loop has no real-time priority ({refused}): other programs may delay it until the robot is "
+            f"stopped. Add the line '{line}' to /etc/security/limits.d/robot.conf and log in anew."
         )
     return not refused
 

@@ -150,12 +150,8 @@ class RobotServer:
         self._gate, self._profiles, self._profile = gate, profiles, profiles[profile]
         self._motions, self._drives, self._park = motions, drives or Drives(), park
         self._history = history or History(None)
-        self._greeting: Dict[str, Any] = {
-            "robot": spec.name,
-            "spec": spec._asdict(),
-            "cameras": [list(each) for each in cameras],
-            "devices": [list(each) for each in devices],
-        }
+        streams = {"cameras": [list(each) for each in cameras], "devices": [list(each) for each in devices]}
+        self._greeting: Dict[str, Any] = {"robot": spec.name, "spec": spec._asdict(), **streams}
         self.loop = RobotLoop(
             driver, gate, measured=measured, tick=spec.tick, on_transition=self._transition, needs_go=needs_go,
             clock=boot_time if clock is monotonic else clock,
@@ -446,9 +442,8 @@ class RobotServer:
         role = client.role if client.role == OPERATOR else CONTROLLER if leads else ANY
         motion, detail = None, ""
         if event == "go":
-            self._lease.check_shown(
-                codec.identifier(values, "controller", 160), codec.identifier(values, "process", 32)
-            )
+            controller, process = codec.identifier(values, "controller", 160), codec.identifier(values, "process", 32)
+            self._lease.check_shown(controller, process)
             detail = self._lease.holder
         if event in MOTIONS:
             if (at := self.loop.set_point) is None or self.loop.machine.state == STOPPED:

@@ -89,12 +89,11 @@ def device_children(
     devices: Sequence[DeviceFile], host: str, keys: Optional[Path], run: str, permits: Mapping[str, int] = {},
 ) -> List[Child]:  # fmt: skip
     """Return the processes of the devices. `permits`: device -> descriptor of `Drives`; else as in `Job`."""
-    return [
-        Job.of(
-            "device", [(each.name, each.port, ())], each.source, host, keys, run, permits=permits.get(each.name, -1)
-        ).child()
-        for each in devices
-    ]
+    found = []
+    for device in devices:
+        views, permit = [(device.name, device.port, ())], permits.get(device.name, -1)
+        found.append(Job.of("device", views, device.source, host, keys, run, permits=permit).child())
+    return found
 
 
 class Publisher:

@@ -115,12 +115,7 @@ def write(path: Path, values: dict[str, Any], place: Callable[[str, str], None] 
     """Write a file whole or not at all, never readable by others for a moment, and durably.
 
     A power cut must not bring a used key back, or forget a machine that joined; and a running server reads the folder.
-
-    Args:
-        place: `os.link` replaces no file: it raises FileExistsError.
-
-    Raises:
-        OSError: it cannot be written.
+    `place`: `os.link` replaces no file: it raises FileExistsError. Raises OSError: it cannot be written.
     """
     part = path.with_name(f".{path.name}.part{os.getpid()}")
     try:
