@@ -62,6 +62,14 @@ def test_what_teaches_is_a_constant_and_what_is_taught_does_not_teach_it():
     by_target = moved(target=of(state.target, "prefix"))  # which V follows
     assert not same(plain["v"], by_target["v"])
     assert same((plain["q"], plain["prefix"]), (by_target["q"], by_target["prefix"]))
+    ended = (batch.mask == 0)[:, None]
+    after = batch.next_observations["state"]
+    beyond = batch._replace(next_observations={"state": np.where(ended, np.float32(100), after)})
+    assert same(plain, moved(beyond))  # nothing follows a termination
+    assert not same(plain, moved(beyond._replace(mask=np.ones_like(batch.mask))))
+    # Actions behind it count as the sampler filled them in.
+    filled = np.where(batch.valid[..., None] > 0, batch.actions, np.float32(0.5))
+    assert not same(plain, moved(batch._replace(actions=filled)))
     # V enters Q's target as a number: another successor changes Q's gradient and leaves V's as it was.
     later = moved(batch._replace(next_observations=shaken(batch.next_observations, 1)))
     assert same(plain["v"], later["v"])

@@ -6,14 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_tools import (
-    fresh,
-    marked_numbers,
-    one_batch,
-    output_bias,
-    policy_gradient,
-    seen_by,
-)
+from agent_tools import fresh, marked_numbers, one_batch, output_bias, policy_gradient, seen_by
 from plain_networks import log_density, tanh_normal
 
 from serl_chunk.agents.policies.flow import ALONE, WIDEST, FlowPolicy
@@ -114,3 +107,9 @@ def test_numbers_that_are_not_marked_move_no_output(variant):
     plain = policy_gradient(agent, state, one_batch(agent), bc_only=True)
     for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(of(0, 1)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+    # Nothing to imitate means no gradient at all.
+    grads, metrics = policy_gradient(
+        agent, state, one_batch(agent, bc_weight=0 * one_batch(agent).bc_weight), bc_only=True
+    )
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(grads))
+    assert float(metrics["actor/bc_loss"]) == 0

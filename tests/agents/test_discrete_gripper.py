@@ -8,15 +8,7 @@ import functools
 import jax
 import numpy as np
 import pytest
-from agent_tools import (
-    fresh,
-    marked_numbers,
-    one_batch,
-    output_bias,
-    policy_gradient,
-    same,
-    seen_by,
-)
+from agent_tools import fresh, marked_numbers, one_batch, output_bias, policy_gradient, same, seen_by
 
 from serl_chunk.agents.discrete_gripper import FixedGripper, LearnedGripper
 from serl_chunk.agents.optimiser import gradient
@@ -95,6 +87,11 @@ def test_the_grasp_critic_of_executed_actions_learns_from_returns_of_more_and_no
         assert same(plain, grasp_gradient(agent, state, batch._replace(actions=flipped))) != matters
     rewards = batch.rewards + np.where((np.arange(6) == 5) & (batch.valid > 0), np.float32(0.9), 0)
     assert not same(plain, grasp_gradient(agent, state, batch._replace(rewards=rewards)))
+    ended = (batch.mask == 0)[:, None]
+    later = {"state": np.where(ended, np.float32(100), batch.next_observations["state"])}
+    for mask, matters in ((batch.mask, False), (np.ones_like(batch.mask), True)):  # nothing follows a termination
+        after = batch._replace(next_observations=later, mask=mask)
+        assert same(plain, grasp_gradient(agent, state, after)) != matters
 
 
 def test_a_change_is_charged_as_far_as_the_return_goes_and_to_the_grasp_critic_alone():
@@ -121,23 +118,24 @@ def test_whether_the_arms_critic_sees_the_gripper(sees):
     agent, state = with_choices("acfql", joint=False, critic_sees_gripper=sees)
     shift = np.random.default_rng(0).normal(size=(8, HORIZON, 5)).astype(np.float32)
     batch = one_batch(agent, bc_action_shift=shift)
-    arm = agent.arm_batch(state, batch)
+    arm, executed, preferred = jax.jit(
+        lambda b: (agent.arm_batch(state, b), agent.executed(b), agent.preferred(state.grasp, b.next_observations))
+    )(batch)
     np.testing.assert_array_equal(arm.bc_action_shift, shift[..., ARM])
     np.testing.assert_array_equal(arm.actions, batch.actions[..., ARM])
     assert agent.inner.spec.gripper_inputs == (2 if sees else 0)
     assert ("gripper" in arm.observations) == ("gripper" in arm.next_observations) == sees
     if sees:  # the executed choice, and at o' the preferred one
-        executed, preferred = agent.executed(batch), agent.preferred(state.grasp, batch.next_observations)
         for seen, option in ((arm.observations, executed), (arm.next_observations, preferred)):
             np.testing.assert_array_equal(seen["gripper"], np.array(CHOICES)[np.asarray(option)].reshape(8, -1))
         assert not np.array_equal(executed, preferred)
-        assert not agent.arm_batch(state, batch._replace(next_observations={})).next_observations
+        of_policy = batch._replace(next_observations={})
+        assert not jax.eval_shape(agent.arm_batch, state, of_policy).next_observations
 
 
-@pytest.mark.parametrize(("variant", "value", "expected"), [("acrlpd", -0.5, -0.5), ("bc", None, 0.0)])
-def test_a_fixed_gripper_is_no_part_of_what_is_learned(variant, value, expected):
-    of = SacGripperConfig if variant == "acrlpd" else GripperConfig
-    agent, state = fresh(variant, sizes=SIZES, gripper=of(mode="fixed", fixed_value=value))
+@pytest.mark.parametrize(("value", "expected"), [(-0.5, -0.5), (None, 0.0)])
+def test_a_fixed_gripper_is_no_part_of_what_is_learned(value, expected):
+    agent, state = fresh("bc-gaussian", sizes=SIZES, gripper=GripperConfig(mode="fixed", fixed_value=value))
     batch = one_batch(agent)
     flipped = np.array(batch.actions)
     flipped[..., GRIPPERS] *= -1
@@ -191,6 +189,8 @@ def test_a_grippers_choice_is_imitated_where_the_human_made_it(joint):
     assert moved.all()
     for name, value in imitated(one_batch(agent))[1].items():
         assert float(metrics[name]) == pytest.approx(float(value), rel=1e-5)
+    if joint:
+        return
     arm = agent.arm_batch(state, one_batch(agent, bc_dims=marked_numbers(agent.spec, 2, 4)))
     bias = output_bias(policy_gradient(agent.inner, state, arm)[0], agent.inner)
     assert (bias.any(0).tolist(), bias[:, 1].all()) == ([False, True, False], True)  # of actions 0, 2 and 3

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -22,6 +25,16 @@ from serl_chunk.agents.spec import AgentSpec
 THREE = (-1.0, 0.0, 1.0)
 
 
+@functools.cache
+def _label(choices: GripperActions):
+    return jax.jit(choices.label)
+
+
+def label(choices: GripperActions, *args):
+    """Its label, compiled once for each shape."""
+    return np.asarray(_label(choices)(*args))
+
+
 @pytest.mark.parametrize(("joint", "shape"), [(True, (2, 1, 9)), (False, (2, 2, 3))])
 def test_a_label_is_what_was_executed_and_decodes_to_it(joint, shape):
     choices = GripperActions(THREE, 2, 4, 2, joint=joint)
@@ -29,7 +42,7 @@ def test_a_label_is_what_was_executed_and_decodes_to_it(joint, shape):
     rng = np.random.default_rng(0)
     wanted = rng.choice(THREE, (8, 2, 2)).astype(np.float32)
     noisy = np.repeat(wanted, 2, axis=1) + rng.uniform(-0.24, 0.24, (8, 4, 2)).astype(np.float32)
-    option = choices.label(noisy, np.ones((8, 4), np.float32))
+    option = label(choices, noisy, np.ones((8, 4), np.float32))
     np.testing.assert_array_equal(choices.decode(option), wanted)
     np.testing.assert_array_equal(choices.chunk(option, 4), np.repeat(wanted, 2, axis=1))
     longer = np.asarray(choices.chunk(option, 7))
@@ -42,11 +55,11 @@ def test_a_part_is_where_most_of_its_steps_that_exist_go():
     closing = np.array([[[1.0], [0.6], [0.5], [-0.9]], [[1.0], [0.6], [0.5], [-0.9]]], np.float32)
     valid = np.array([[1, 1, 1, 1], [1, 1, 0, 0]], np.float32)
     before = np.ones((2, 1), np.float32)
-    assert choices.label(closing, valid, before)[:, 0, 0].tolist() == [1, 1]  # 3 : 1 open, the last one closes
+    assert label(choices, closing, valid, before)[:, 0, 0].tolist() == [1, 1]  # 3 : 1 open, the last one closes
     closing[:, 2] = -0.2
-    assert choices.label(closing, valid, before)[:, 0, 0].tolist() == [0, 1]  # 2 : 2, and the later ones close
+    assert label(choices, closing, valid, before)[:, 0, 0].tolist() == [0, 1]  # 2 : 2, and the later ones close
     halves = GripperActions((-1.0, 1.0), 1, 4, 2, joint=True)
-    assert halves.label(closing, valid, before)[1, :, 0].tolist() == [1, 0]  # nothing exists: what the sampler repeats
+    assert label(halves, closing, valid, before)[1, :, 0].tolist() == [1, 0]  # nothing exists: what the sampler repeats
 
 
 @pytest.mark.parametrize("values", [(-0.9, 0.9), (0.9, -0.9)])
@@ -56,16 +69,16 @@ def test_a_limited_gripper_is_on_its_way_from_its_first_ticks_on(values):
     opens, closes = values.index(0.9), values.index(-0.9)
     way = np.array([0.9, 0.9, 0.5, 0.1, -0.3, -0.7, -0.9, -0.9, -0.9, -0.15], np.float32)
     expected = [opens] * 3 + [closes] * 6 + [opens]
-    got = choices.label(way[1:, None, None], np.ones((9, 1), np.float32), way[:-1, None])
+    got = label(choices, way[1:, None, None], np.ones((9, 1), np.float32), way[:-1, None])
     assert got[:, 0, 0].tolist() == expected[1:]
-    whole = GripperActions(values, 1, 9, 1, joint=True).label(way[None, 1:, None], np.ones((1, 9), np.float32))
+    whole = label(GripperActions(values, 1, 9, 1, joint=True), way[None, 1:, None], np.ones((1, 9), np.float32))
     assert whole[0, :, 0].tolist() == expected[1:]  # the tick before is no matter here: nothing moves at first
 
 
 def test_a_command_between_two_of_three_goes_to_the_next_one_in_its_direction():
     choices = GripperActions(THREE, 1, 1, 1, joint=True)
     now, earlier = np.array([0.4, 0.4, 0.4, -0.6, -0.6]), np.array([0.1, 0.9, 0.4, -0.2, -1.0])
-    got = choices.label(now[:, None, None].astype(np.float32), np.ones((5, 1), np.float32), earlier[:, None])
+    got = label(choices, now[:, None, None].astype(np.float32), np.ones((5, 1), np.float32), earlier[:, None])
     assert choices.values[got[:, 0, 0]].tolist() == [1, 0, 0, -1, 0]
 
 
@@ -76,20 +89,22 @@ def test_a_tap_is_a_decision_where_a_value_is_neutral():
     valid = np.ones((6, 4), np.float32)
     valid[5, 2:] = 0  # the tap is beyond the episode's end
     actions = np.array(taps, np.float32)[..., None]
-    assert choices.values[choices.label(actions, valid)[:, 0, 0]].tolist() == [-1, -1, -1, 1, 0, 0]
-    halves = GripperActions(THREE, 1, 4, 2, joint=True, neutral=0.0).label(actions, valid)[:, :, 0]
+    assert choices.values[label(choices, actions, valid)[:, 0, 0]].tolist() == [-1, -1, -1, 1, 0, 0]
+    halves = label(GripperActions(THREE, 1, 4, 2, joint=True, neutral=0.0), actions, valid)[:, :, 0]
     assert halves.tolist() == [[0, 1], [1, 0], [0, 1], [0, 2], [1, 1], [1, 1]]
     two = GripperActions(THREE, 2, 4, 4, joint=True, neutral=0.0)
     both = np.stack([actions[0], actions[3]], axis=-1).reshape(1, 4, 2)
-    assert two.decode(two.label(both, valid[:1]))[0, 0].tolist() == [-1, 1]
+    assert two.decode(label(two, both, valid[:1]))[0, 0].tolist() == [-1, 1]
 
 
 def test_a_push_changes_a_gripper_once_and_letting_go_does_not():
     choices = GripperActions(THREE, 1, 5, 5, joint=True, neutral=0.0)
     valid = np.ones((1, 5), np.float32)
 
+    changed = jax.jit(choices.changes)
+
     def changes(before, *ticks):
-        return choices.changes(np.array(ticks, np.float32)[None, :, None], np.array([[before]], np.float32), valid)[0]
+        return changed(np.array(ticks, np.float32)[None, :, None], np.array([[before]], np.float32), valid)[0]
 
     assert changes(0.0, 0, -1, 0, 0, 0).tolist() == [0, 1, 0, 0, 0]
     assert changes(0.0, -1, -1, 0, -1, 1).tolist() == [1, 0, 0, 0, 1]  # the same push again moves nothing

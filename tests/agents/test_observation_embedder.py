@@ -106,8 +106,9 @@ def test_a_policy_that_learns_from_features_acts_on_pixels(acrlpd):
 def test_features_that_an_observation_brings_are_not_computed_again(acrlpd):
     looks, base = acrlpd[0].perception.vision, acrlpd[2]
     images = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 3), dtype=np.uint8)
-    seen = looks.encode_images(base, {"state": jnp.zeros((3, 4)), IMAGE: images})
+    encode = jax.jit(looks.encode_images)
+    seen = encode(base, {"state": jnp.zeros((3, 4)), IMAGE: images})
     assert set(seen) == {"state", FEATURE}
     assert (seen[FEATURE].shape, seen[FEATURE].dtype) == ((3, 4, 4, 2), jnp.float16)
     assert looks.encode_images(base, seen)[FEATURE] is seen[FEATURE]
-    assert close(looks.encode_images(base, {IMAGE: images[1]})[FEATURE], seen[FEATURE][1], 2e-3)
+    assert close(encode(base, {IMAGE: images[1]})[FEATURE], seen[FEATURE][1], 2e-3)

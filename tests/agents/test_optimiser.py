@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -83,7 +84,11 @@ def test_each_network_has_its_configured_rates():
 def test_an_agent_updates_each_network_with_its_own():
     agent = made("acfql", critic_lr=1e-12)
     state = drawn(agent)
-    of_critic = agent._apply_critic_gradient(state, jax.tree.map(np.ones_like, state.critic))
-    of_policy, _ = agent._apply_policy_gradient(state, jax.tree.map(np.ones_like, state.policy), {})
+    of_critic, (of_policy, _) = jax.jit(
+        lambda s: (
+            agent._apply_critic_gradient(s, jax.tree.map(jnp.ones_like, s.critic)),
+            agent._apply_policy_gradient(s, jax.tree.map(jnp.ones_like, s.policy), {}),
+        )
+    )(state)
     assert close(of_critic.critic, state.critic, 1e-9)
     assert close(of_policy.policy, jax.tree.map(lambda x: x - 1e-2, state.policy), 1e-5)

@@ -83,6 +83,8 @@ def test_what_cannot_be_compared_is_no_agreement(parity, monkeypatch, tmp_path, 
         arrays = {k: data[k] for k in data}
     arrays["noise/x_0"] = arrays.pop("noise/x0")
     np.savez(file, **arrays)
+    for unread in ("_update", "_action"):
+        monkeypatch.setattr(parity.Comparison, unread, lambda self, state, batch=None: None)
     assert status(parity, monkeypatch, tmp_path) == 1
     said = capsys.readouterr().out
     assert "NOT COMPARED, and must be: loss/*, grad_norm/*" in said

@@ -55,12 +55,21 @@ def batches(config: ExperimentConfig, agent: Agent):
     return named(agent, batch._replace(rewards=-np.ones((*batch.mask.shape, config.chunk.returned), np.float32)))
 
 
+# Whose updates and decisions are traced: those of the others differ in numbers alone.
+TRACED = {
+    "": ("qc", "qc-fql", "bfn-n", "fql-n", "rlpd", "hil-serl", "rlpd-qc", "qc-rlpd", "decoupled", "bc", "bc-gaussian"),
+    "qc": ("rlpd-qc", "rlpd-ac", "bc"),
+}
 PAIRS = [(preset, compat) for preset in PRESETS for compat in ("", "qc") if not (compat and preset in NOT_OF_COMPAT)]
 
 
 @pytest.mark.parametrize(("preset", "compat"), PAIRS)
 def test_every_preset_can_be_compiled(preset, compat):
     config, agent = small(preset, compat)
+    assert agent.spec.horizon == (5 if preset.startswith(("qc", "decoupled", "bc", "hg")) or preset == "rlpd-ac" else 1)
+    assert (config.preset, config.compat) == (preset, compat)
+    if preset not in TRACED[compat]:
+        return
     state = jax.eval_shape(agent.init, jax.random.key(0))
     with jax.numpy_rank_promotion("raise"):
         after, metrics = jax.eval_shape(agent._update, state, {}, batches(config, agent))
@@ -70,5 +79,3 @@ def test_every_preset_can_be_compiled(preset, compat):
     assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
     assert (chunk.shape, chunk.dtype) == ((agent.spec.horizon, 2), jnp.float32)
     assert ("critic/critic_loss" in metrics) == (not isinstance(agent.config, BcConfig))
-    assert agent.spec.horizon == (5 if preset.startswith(("qc", "decoupled", "bc", "hg")) or preset == "rlpd-ac" else 1)
-    assert (config.preset, config.compat) == (preset, compat)

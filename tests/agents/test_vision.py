@@ -35,6 +35,7 @@ from serl_chunk.types import CameraSpec, ConfigError
 
 FROZEN = EncoderConfig(kind="resnet10", pooling="mean", latent=8, shift=2, frozen_backbone=True)
 SHARED = dataclasses.replace(ENCODER, trained_by="critic")
+OF_STATES = dataclasses.replace(SHARED, state_latent=4)
 
 
 def agent_of(variant: str, encoder: EncoderConfig, sizes: dict | None = None, **changes: object) -> Agent:
@@ -59,7 +60,7 @@ def test_policies_have_no_encoder_of_their_own_and_read_the_acting_critics(varia
 
 
 def test_the_critic_alone_trains_the_shared_encoder_and_actors_see_through_it():
-    agent, state = fresh("acrlpd-image", encoder=SHARED)
+    agent, state = fresh("acrlpd", encoder=OF_STATES)
     batch = one_batch(agent)
     assert "encoder" not in policy_gradient(agent, state, batch)[0]
     assert all(np.any(g) for g in jax.tree.leaves(critic_gradient(agent, state, batch)[0]["encoder"]))
@@ -98,7 +99,7 @@ def test_a_policy_keeps_what_it_imitated_while_the_critic_trains_the_encoder_alo
 
 
 @pytest.mark.parametrize(("variant", "encoder", "changes", "follows"), [
-    ("acfql-image", SHARED, {}, True), ("acfql", SHARED, {}, False),  # without cameras there is nothing to follow
+    ("acfql", OF_STATES, {}, True), ("acfql", SHARED, {}, False),  # without an encoder there is nothing to follow
     ("acrlpd-image", SHARED, {"bc_alpha": 0.0}, False),  # a policy that never imitated does not begin to
 ])  # fmt: skip
 def test_a_policy_imitates_while_the_critic_trains_where_they_share_an_encoder(variant, encoder, changes, follows):

@@ -1,26 +1,24 @@
-"""What learners of the point robot share: demonstrations, agents that are compiled once, and what was published."""
+"""What learners of the point robot share: demonstrations, and agents that are compiled once."""
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import NamedTuple
 
 import compiles
 import pytest
-from learner_tools import quick_agents
-from point_robot import record_demos
+from learner_tools import Published, quick_agent, quick_agents, recorded
+from point_robot import experiment, record_demos
 
-from serl_chunk.cli.local import LocalLink
+from serl_chunk.actor.service import ActorSummary
+from serl_chunk.cli.local import train_local
+from serl_chunk.learner import building
+from serl_chunk.learner.building import RunOptions
+from serl_chunk.learner.learner import Learner
 
 few_optimisations = compiles.few_optimisations
 quick = pytest.fixture(quick_agents)
-
-
-class Published(NamedTuple):
-    """A snapshot that the actor got."""
-
-    version: int
-    step: int
-    chooses: bool | None  # whether the critic chooses among candidates
 
 
 @pytest.fixture(scope="session")
@@ -30,14 +28,28 @@ def demos(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def published(monkeypatch: pytest.MonkeyPatch) -> list[Published]:
-    """In the order in which the actor got them."""
-    found: list[Published] = []
-    publish = LocalLink.publish
+    return recorded(monkeypatch)
 
-    def record(self, snapshot, info):
-        chooses = snapshot.params.get("critic_chooses")
-        found.append(Published(snapshot.version, info["step"], None if chooses is None else bool(chooses)))
-        publish(self, snapshot, info)
 
-    monkeypatch.setattr(LocalLink, "publish", record)
-    return found
+class Finished(NamedTuple):
+    """A run that is over: its folder, its learner, its actor's summary, and what the actor got."""
+
+    run: Path
+    learner: Learner
+    summary: ActorSummary
+    published: list[Published]
+
+
+@pytest.fixture(scope="module")
+def once(demos: str, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    run, config = tmp_path_factory.mktemp("finished") / "run", experiment(critic_pretrain_steps=20)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(building, "make_agent", quick_agent)
+        found = recorded(patch)
+        return Finished(run, *train_local(config, RunOptions([demos], str(run))), found)
+
+
+@pytest.fixture
+def finished(once: Finished, tmp_path: Path) -> Finished:
+    """With a copy of its folder."""
+    return once._replace(run=Path(shutil.copytree(once.run, tmp_path / "run")))

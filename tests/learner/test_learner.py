@@ -28,28 +28,27 @@ from serl_chunk.types import STATE, ConfigError, Snapshot
 pytestmark = [pytest.mark.compiles, pytest.mark.usefixtures("quick")]
 
 
-def test_phases_and_counters(demos, tmp_path, published):
-    config = experiment(critic_pretrain_steps=20)
-    first, summary = train_local(config, RunOptions([demos], str(tmp_path)))
+def test_phases_and_counters(finished):
+    run, first, summary, published = finished
     # Of the offline phase there are no steps.
-    assert phases(tmp_path) == [p for p in Phase if p not in (Phase.PRETRAIN, Phase.OFFLINE)]
+    assert phases(run) == [p for p in Phase if p not in (Phase.PRETRAIN, Phase.OFFLINE)]
     assert first.trainer.phase is Phase.DONE
-    assert first.updates == config.learner.max_steps == int(first.state.critic_updates) - 20  # pretrained
+    assert first.updates == 60 == int(first.state.critic_updates) - 20  # pretrained
     # the limiter: one update per step since the warm-up, and no more steps ahead than permitted
     assert 60 <= first.env_steps <= 60 + 20 + 20 + 2 * 10
     assert (summary.reason, summary.steps) == ("training is complete", first.env_steps)
     assert first.checkpoints.steps() == [0, 40, 60]
     assert [p.version for p in published] == list(range(1, 2 + 60 // 20))  # after pretraining, every 20 updates
-    assert {"train", "episode", "event"} <= by_kind(tmp_path).keys()
+    assert [p.step for p in published[:3]] == [0, 20, 40]
+    # Imitation, until the critic saw failures.
+    assert [p.chooses for p in published] == [False, *[True] * (len(published) - 1)]
+    assert {"train", "episode", "event"} <= by_kind(run).keys()
 
 
-def test_a_resumed_run_goes_on(demos, tmp_path, published, caplog):
-    run = str(tmp_path / "run")
-    before, _ = train_local(experiment(), RunOptions([demos], run))
-    begun = list(published)
-    assert [p.chooses for p in begun] == [False, *[True] * (len(begun) - 1)]  # imitation, until the critic saw failures
-    caplog.clear()
-    after, summary = train_local(experiment(max_steps=100), RunOptions([demos], run))
+def test_a_resumed_run_goes_on(demos, finished, published, caplog):
+    run, before, _, begun = finished
+    longer = experiment(critic_pretrain_steps=20, max_steps=100)
+    after, summary = train_local(longer, RunOptions([demos], str(run)))
     assert "learner.max_steps: 60 -> 100" in caplog.text
     assert f"resumed at step 60, {before.env_steps} online steps, 12 demonstrations" in caplog.text
     assert (after.trainer.phase, after.updates) == (Phase.DONE, 100)
@@ -59,9 +58,9 @@ def test_a_resumed_run_goes_on(demos, tmp_path, published, caplog):
     assert int(after.state.policy_updates) > int(before.state.policy_updates)
     # The store was empty; the steps that fill it again entitle to updates as all others do.
     assert 40 - 20 <= summary.steps <= 40 + 20 + 2
-    versions = [p.version for p in published]
+    versions = [p.version for p in [*begun, *published]]
     assert versions == sorted(set(versions))
-    assert {p.chooses for p in published[len(begun) :]} == {True}
+    assert {p.chooses for p in published} == {True}
     steps = [r["step"] for r in by_kind(run)["train"]]
     assert steps == sorted(steps)
     of_episodes = [r["phase"] for r in by_kind(run)["episode"]]
@@ -70,7 +69,7 @@ def test_a_resumed_run_goes_on(demos, tmp_path, published, caplog):
     assert after.checkpoints.steps() == [0, 40, 60, 80, 100]
 
     caplog.clear()
-    done, summary = train_local(experiment(max_steps=100), RunOptions([demos], run))
+    done, summary = train_local(longer, RunOptions([demos], str(run)))
     assert "resumed at step 100: training is complete" in caplog.text
     assert (done.updates, summary.steps) == (100, 0)
     assert done.checkpoints.steps() == [0, 40, 60, 80, 100]
@@ -96,9 +95,10 @@ def test_pretraining_without_demonstrations_is_refused_with_the_remedy(tmp_path)
     assert train_local(config, RunOptions([], str(tmp_path / "other")))[0].updates == 20
 
 
-def test_changed_data_do_not_shift_a_resumed_networks_inputs_and_another_transform_is_refused(demos, tmp_path, caplog):
-    run, config = tmp_path / "run", experiment()
-    before, _ = train_local(config, RunOptions([demos], str(run)))
+def test_changed_data_do_not_shift_a_resumed_networks_inputs_and_another_transform_is_refused(
+    demos, finished, tmp_path, caplog
+):
+    run, config = finished.run, finished.learner.config
     kept = (run / "config.json").read_text()
     changed = dataclasses.replace(config, normaliser=dataclasses.replace(config.normaliser, actions="absolute_demo"))
     named = "normaliser.actions", "absolute_demo", "absolute_range", "checkpoint_path"
@@ -107,10 +107,10 @@ def test_changed_data_do_not_shift_a_resumed_networks_inputs_and_another_transfo
     assert (run / "config.json").read_text() == kept
     caplog.clear()
     more = record_demos(tmp_path / "more", 3)
-    after, _ = train_local(experiment(max_steps=80), RunOptions([more], str(run)))
+    after, _ = train_local(experiment(critic_pretrain_steps=20, max_steps=80), RunOptions([more], str(run)))
     said = "the demonstrations or normaliser settings changed since the checkpoint: its normaliser is kept"
     assert said in caplog.text
-    assert after.preprocess.digest() == before.preprocess.digest()
+    assert after.preprocess.digest() == finished.learner.preprocess.digest()
 
 
 def test_a_phase_trains_on_nothing_drawn_before_it_and_a_lost_last_snapshot_is_logged(demos, tmp_path, caplog):
@@ -139,21 +139,16 @@ def success_rate(config, run, step: int) -> float:
     return evaluate(make_env(config.robot), policy, config, n=50).success_rate
 
 
-def test_a_run_goes_on_from_the_version_that_it_was_rolled_back_to(demos, tmp_path, published, caplog):
-    run = tmp_path / "run"
-    before, _ = train_local(experiment(), RunOptions([demos], str(run)))
-    assert before.checkpoints.steps() == [0, 40, 60]
-    # A critic that was never updated chooses nothing.
-    assert [p.chooses for p in published] == [False, *[True] * (len(published) - 1)]
-    assert [p.step for p in published[:3]] == [0, 20, 40]
+def test_a_run_goes_on_from_the_version_that_it_was_rolled_back_to(demos, finished, published, caplog):
+    run, begun = finished.run, finished.published
     version = next(v for v, entry in kept_versions(run).items() if entry.step == 40)
-    assert version < published[-1].version
+    assert version < begun[-1].version
     assert roll_back(run, version)[:2] == (version, 40)
-    after, _ = train_local(experiment(), RunOptions([demos], str(run)))
+    after, _ = train_local(finished.learner.config, RunOptions([demos], str(run)))
     assert "resumed at step 40, " in caplog.text
     assert (after.updates, after.checkpoints.steps()) == (60, [0, 40, 60])
     # Actors take none that is not newer than theirs.
-    assert [p.version for p in published] == list(range(1, len(published) + 1))
+    assert [p.version for p in [*begun, *published]] == list(range(1, len(begun) + len(published) + 1))
     steps = [r["step"] for r in by_kind(run)["train"]]
     assert steps == sorted(steps)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -42,11 +43,17 @@ def after_updates(patch: pytest.MonkeyPatch, call: Callable[[PhaseTrainer], None
 
 
 @pytest.fixture(scope="module")
-def whole(demos, tmp_path_factory) -> Iterator[Learner]:
-    """An offline run that nothing interrupted."""
+def once(demos, tmp_path_factory) -> tuple[Path, Learner]:
+    run = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(building, "make_agent", quick_agent)
-        yield offline(demos, tmp_path_factory.mktemp("whole"))
+        return run, offline(demos, run)
+
+
+@pytest.fixture
+def whole(once) -> Learner:
+    """Of an offline run that nothing interrupted."""
+    return once[1]
 
 
 def test_offline_to_online_keeps_everything_and_counts_apart(demos, tmp_path, published):
@@ -78,8 +85,9 @@ def test_training_ends_after_so_many_online_steps_and_their_updates(demos, tmp_p
     assert (again.trainer.phase, again.updates, summary.steps) == (Phase.DONE, learner.updates, 0)
 
 
-def test_offline_only_and_on_from_there(demos, tmp_path, caplog):
-    learner = offline(demos, tmp_path)
+def test_offline_only_and_on_from_there(demos, once, tmp_path, caplog):
+    learner = once[1]
+    shutil.copytree(once[0], tmp_path, dirs_exist_ok=True)
     assert (learner.trainer.phase, learner.updates, learner.env_steps) == (Phase.DONE, 40, 0)
     assert phases(tmp_path) == ["critic pretrain", "offline", "done"]
     assert learner.checkpoints.steps() == [0, 20, 40]

@@ -2,16 +2,18 @@
 
 import functools
 import itertools
+import threading
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from coded_episodes import SPEC, Checker, Coded, config, feed, make, normaliser
-from coded_features import CodedEmbedder, MixingEmbedder, with_pixels
 from coded_replay import RNG, build, coded, reading
 from deferred_episodes import lazy
 from errors import naming
 
+from serl_chunk.agents.spec import FeatureSpec
 from serl_chunk.data.prompts import ByteTokenizer, Prompts
 from serl_chunk.learner.offline_data import PIECE, precompute_features
 from serl_chunk.replay import replay as replay_module
@@ -24,6 +26,58 @@ pytestmark = pytest.mark.compiles
 KEYS, PROMPT_LENGTH = ("a", "b"), 8
 PROMPTS, NORMALISER = Prompts(ByteTokenizer(), PROMPT_LENGTH), normaliser(6)
 SHOWN = {"state", "mixed", "more"}
+
+
+class CodedEmbedder:
+    """Of each camera float16[N, 1, 2, 3]: the first and the last pixel, in which episode, tick and camera are coded.
+
+    Counts how often each frame is looked at.
+    """
+
+    def __init__(self):
+        self.features = {f"features/{c.name}": FeatureSpec((1, 2, 3), (f"images/{c.name}",)) for c in SPEC.cameras}
+        self.looked: dict[bytes, int] = {}
+        self.sizes: list[int] = []
+        self._lock = threading.Lock()
+
+    def __call__(self, inputs):
+        assert len(inputs) == 1  # a frame's features are computed without the other camera's
+        return {f"features/{key.removeprefix('images/')}": self._of_frames(images) for key, images in inputs.items()}
+
+    def _of_frames(self, images):
+        assert images.dtype == np.uint8
+        found = np.stack([images[:, 0, 0], images[:, -1, -1]], 1)[:, None]
+        with self._lock:
+            self.sizes.append(len(images))
+            for one in found:
+                self.looked[one.tobytes()] = self.looked.get(one.tobytes(), 0) + 1
+        return found.astype(np.float16)
+
+
+class MixingEmbedder:
+    """float16[N, 2] and float16[N, 1]: hashes over all cameras, the prompt and, with `state`, the state."""
+
+    def __init__(self, *, state):
+        cameras = tuple(f"images/{c.name}" for c in SPEC.cameras)
+        self.reads = ("state",) * state + (*cameras, "prompt", "prompt_mask")
+        self.features = {"mixed": FeatureSpec((2,), self.reads), "more": FeatureSpec((1,), self.reads[::-1])}
+        self.meanwhile = lambda: None  # called in the middle of a computation
+
+    def __call__(self, inputs):
+        assert set(inputs) == set(self.reads)
+        (n,) = {len(v) for v in inputs.values()}
+        self.meanwhile()
+        return self.values_of([self.hash_of({key: v[i] for key, v in inputs.items()}) for i in range(n)])
+
+    def hash_of(self, observation):
+        """A number that every number of an observation changes."""
+        return zlib.crc32(b"".join(np.ascontiguousarray(observation[key]).tobytes() for key in self.reads))
+
+    @staticmethod
+    def values_of(hashes):
+        """Features of observations with these hashes; 33 bits of them, exactly."""
+        digits = np.array([[h % 2048, h // 2048 % 2048, h // 2048**2] for h in hashes]).reshape(-1, 3)
+        return {"mixed": digits[:, :2].astype(np.float16), "more": digits[:, 2:].astype(np.float16)}
 
 
 def replay_of(cfg, *, state):
@@ -201,8 +255,7 @@ class Run:
                 self.check()
 
 
-@pytest.mark.parametrize("state", [False, True])
-@pytest.mark.parametrize("max_age", [0, 3])
+@pytest.mark.parametrize(("state", "max_age"), [(False, 0), (True, 3)])
 def test_every_kept_feature_is_what_computing_it_again_gives(state, max_age):
     cfg = reading(
         PROMPT_LENGTH, "own", capacity=300, human_capacity=130, image_capacity=125, demo_capacity=600,
@@ -242,6 +295,24 @@ def test_a_feature_of_what_observations_do_not_have_is_refused():
 def replay_of_frames(cfg, **kw):
     embed = CodedEmbedder()
     return build(cfg, image_keys=KEYS, embed=embed, **kw), embed
+
+
+def with_pixels(batch):
+    """A batch whose features are images again, as a Checker of coded episodes reads them."""
+
+    def images(observation):
+        out = {"state": observation["state"]}
+        for camera in SPEC.cameras:
+            coded = observation.get(f"features/{camera.name}")
+            assert f"images/{camera.name}" not in observation
+            if coded is not None:
+                assert (coded.dtype, coded.shape[1:]) == (np.float16, (1, 2, 3))
+                shown = np.zeros((len(coded), camera.height, camera.width, 3), np.uint8)
+                shown[:, 0, 0], shown[:, -1, -1] = coded[:, 0, 0], coded[:, 0, 1]
+                out[f"images/{camera.name}"] = shown
+        return out
+
+    return batch._replace(observations=images(batch.observations), next_observations=images(batch.next_observations))
 
 
 def check(replay, checker, seed=0, n=1_500):

@@ -2,13 +2,13 @@
 
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from coded_episodes import SPEC, Checker, config, feed, make, preprocess
 from coded_replay import RNG, build, coded, read_held, windows
 from deferred_episodes import Files, One, lazy
-from encoded_images import Encoded, Insert
 from errors import naming
 
 from serl_chunk.data.preprocess import letterbox
@@ -138,6 +138,40 @@ def test_frames_are_copied_to_their_places(side):
         np.testing.assert_array_equal(out, expected)
 
 
+class Encoded:
+    """Images that count how often they are decoded; those of `broken` ticks cannot be."""
+
+    dtype, ndim = np.dtype(np.uint8), 4
+    decoded = 0
+    broken = frozenset()
+
+    def __init__(self, values: np.ndarray) -> None:
+        self._values, self.shape, self.nbytes = values, values.shape, values.nbytes
+
+    def __getitem__(self, i):
+        if isinstance(i, int):
+            Encoded.decoded += 1
+            if int(self._values[i, 0, 0, 2]) in self.broken:
+                raise DataError("damaged")
+            return self._values[i]
+        return Encoded(self._values[i])
+
+    def __array__(self, dtype=None, copy=None):
+        return np.stack([self[i] for i in range(len(self._values))])
+
+
+def encoding(replay):
+    """Hands the replay every record with encoded images."""
+
+    def insert(session, record):
+        if isinstance(record, StepBlock):
+            rows = {k: SparseRows(r.index, Encoded(r.values)) for k, r in record.sparse.items()}
+            record = dataclasses.replace(record, sparse=rows)
+        return replay.insert(session, record)
+
+    return SimpleNamespace(insert=insert)
+
+
 @pytest.fixture
 def none_decoded(monkeypatch):
     monkeypatch.setattr(Encoded, "decoded", 0)
@@ -151,7 +185,7 @@ def test_batches_are_the_same_and_no_encoded_frame_is_decoded_as_it_comes():
     """Those that were never shown go with their episode."""
     replay = build(config(6, 4, demo_fraction="uniform", capacity=200), image_keys=("a", "b"))
     episodes = [make(RNG(1), i, every_frame=True) for i in range(40)]
-    feed(Insert(replay), episodes, RNG(0))
+    feed(encoding(replay), episodes, RNG(0))
     held = replay._partitions.storage.frames
     assert 0 < sum(len(encoded._waiting) for encoded in held.encoded) <= sum(s.used for s in held.slots)
     assert Encoded.decoded == 0
@@ -167,7 +201,7 @@ def test_batches_are_the_same_and_no_encoded_frame_is_decoded_as_it_comes():
 def test_a_frame_that_cannot_be_decoded_is_black_and_reported(caplog, monkeypatch):
     monkeypatch.setattr(Encoded, "broken", frozenset({2}))
     replay = build(ENCODED, image_keys=("a",))
-    feed(Insert(replay), [make(RNG(1), 0, every_frame=True)], RNG(0))
+    feed(encoding(replay), [make(RNG(1), 0, every_frame=True)], RNG(0))
     batch = replay.sample(RNG(0), 2_000)
     black = (batch.observations["images/a"] == 0).all(axis=(1, 2, 3))
     assert black.any()

@@ -337,7 +337,7 @@ def test_what_it_cannot_do_is_refused():
         build(adjacent(positive_fraction=0.5))
 
 
-WINDOWS = 100_000
+WINDOWS = 24_000
 BATCH = 4_000
 BOTH = ("a", "b")
 RESTRICTING = ("demo+interventions", "+successes", "interventions")  # the policy's part of an online episode is not

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -16,6 +16,7 @@ from serl_chunk.agents.base import Agent
 from serl_chunk.agents.registry import builder_of
 from serl_chunk.agents.spec import agent_spec
 from serl_chunk.cli.learner import make_learner
+from serl_chunk.cli.local import LocalLink
 from serl_chunk.data.demos import load_demos
 from serl_chunk.learner import building
 from serl_chunk.learner.building import RunOptions
@@ -37,7 +38,8 @@ def agent_of(config: Any, spec: Any) -> Agent:
 
 
 def quick_agent(config: Any, spec: Any) -> Agent:
-    return agent_of(config.agent, agent_spec(config, spec))
+    # What is imitated the replay alone decides: runs that differ in that share an agent.
+    return agent_of(dataclasses.replace(config.agent, bc_on="all"), agent_spec(config, spec))
 
 
 def quick_agents(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -47,6 +49,28 @@ def quick_agents(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", before)
+
+
+class Published(NamedTuple):
+    """A snapshot that the actor got."""
+
+    version: int
+    step: int
+    chooses: bool | None  # whether the critic chooses among candidates
+
+
+def recorded(patch: pytest.MonkeyPatch) -> list[Published]:
+    """What the actor of a local run gets from now on, in order."""
+    found: list[Published] = []
+    publish = LocalLink.publish
+
+    def record(self, snapshot, info):
+        chooses = snapshot.params.get("critic_chooses")
+        found.append(Published(snapshot.version, info["step"], None if chooses is None else bool(chooses)))
+        publish(self, snapshot, info)
+
+    patch.setattr(LocalLink, "publish", record)
+    return found
 
 
 def reproducible(run: Path) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ import parity_pi0  # noqa: E402
 import pi0_best_of_n  # noqa: E402
 import record_pi0  # noqa: E402
 from record_pi0 import CAMERAS, inputs_of, meta_of  # noqa: E402
-from support.pi0_case import Case, config_of, rule_leaf, rule_params  # noqa: E402
+from support.pi0_case import Case, config_of, rule_params  # noqa: E402
 from support.reference_agents.pi0 import PlainPi0  # noqa: E402
 
 from serl_chunk.config.agents.pi0 import Pi0Config  # noqa: E402
@@ -31,11 +31,9 @@ __all__ = [
     "Case",
     "PlainPi0",
     "Small",
-    "config_of",
     "parity_pi0",
     "pi0_best_of_n",
     "record_pi0",
-    "rule_leaf",
     "small",
 ]
 

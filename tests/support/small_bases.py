@@ -36,8 +36,11 @@ def write_weights(file: Path, width: int = 2, seed: int = 0) -> str:
 
 
 def _weights(width: int, seed: int) -> dict[str, np.ndarray]:
-    params = Impala((width,), parent=None).init(jax.random.key(seed), np.zeros((1, 32, 32, 3), np.uint8))["params"]
-    return {name: np.asarray(leaf) for name, leaf in flatten_dict(params, sep="/").items()}
+    rng, net = np.random.default_rng(seed), Impala((width,), parent=None)
+    shapes = jax.eval_shape(net.init, jax.random.key(0), np.zeros((1, 32, 32, 3), np.uint8))["params"]
+    scale = lambda shape: max(9, np.prod(shape[:-1])) ** -0.5  # noqa: E731
+    leaves = flatten_dict(shapes, sep="/").items()
+    return {name: (rng.normal(size=x.shape) * scale(x.shape)).astype(np.float32) for name, x in leaves}
 
 
 def experiment(encoder: EncoderConfig | None = None, *, max_steps: int = 8, **changes: Any) -> ExperimentConfig:

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from errors import naming
 from pi0_models import CAMERAS, PlainPi0, Small, small
@@ -77,23 +76,22 @@ def test_candidates_are_as_many_single_samples():
     case = made("pi05")
     prefix, noise = encoded(case), noises(case)
     together = sampled(case, prefix, noise)
-    for i in range(N):
-        np.testing.assert_allclose(together[:, i], sampled(case, prefix, noise[:, i : i + 1])[:, 0], atol=1e-5)
     plain = jax.jit(PlainPi0(case.meta, case.flat).sample, static_argnums=2)
-    np.testing.assert_allclose(together[:, 1], plain(plain_observation(case), noise[:, 1], 3), atol=2e-5)
+    for i in range(N):
+        np.testing.assert_allclose(together[:, i], plain(plain_observation(case), noise[:, i], 3), atol=2e-5)
 
 
 def test_blocks_of_candidates_are_the_same_candidates(monkeypatch):
     """Many candidates are integrated in blocks on a CPU: here two of three, and one that is left."""
     case = made("pi0")
-    prefix, noise = encoded(case), noises(case, 7)
-    whole = sampled(case, prefix, noise)
+    prefix, noise, actions = encoded(case), noises(case, 7), jnp.asarray(case.inputs["actions"])
+    first = jnp.broadcast_to(jnp.arange(actions.shape[1]) < 1, actions.shape[:2]).astype(jnp.float32)
+    whole = sampled(case, prefix, noise, (actions, first), 3, clean=True)
     monkeypatch.setattr(convolutions, "BLOCK_ROWS", 3 * 2 * 2 * 6)
-    committed = (jnp.asarray(case.inputs["actions"]), jnp.ones(case.inputs["actions"].shape[:2]))
     blocks = Pi0(dataclasses.replace(case.config, remat=not case.config.remat))  # else what was traced is used
-    np.testing.assert_allclose(sampled(case, prefix, noise, model=blocks), whole, atol=1e-5)
-    kept = sampled(case, prefix, noise, committed, 3, model=blocks, clean=True)
-    np.testing.assert_array_equal(kept, jnp.broadcast_to(committed[0][:, None], kept.shape))
+    found = sampled(case, prefix, noise, (actions, first), 3, model=blocks, clean=True)
+    np.testing.assert_allclose(found, whole, atol=1e-5)
+    np.testing.assert_array_equal(found[:, :, 0], jnp.broadcast_to(actions[:, None, 0], found[:, :, 0].shape))
 
 
 def test_a_missing_camera_and_empty_slots_are_the_same_as_masked_ones():
@@ -122,9 +120,7 @@ def test_one_observation_is_a_row_of_a_batch():
     np.testing.assert_allclose(velocity(case, one, x[0], t[0]), velocity(case, whole, x, t)[0], atol=1e-5)
     two = encoded(case, {k: v[:, None] for k, v in case.observation.items()})
     assert two.keys.shape == (*whole.keys.shape[:1], 2, 1, *whole.keys.shape[2:])
-    np.testing.assert_allclose(
-        velocity(case, two, x[:, None], t[:, None])[:, 0], velocity(case, whole, x, t), atol=1e-5
-    )
+    np.testing.assert_allclose(two.keys[:, :, 0], whole.keys, atol=1e-5)
 
 
 def arrays_within(jaxpr: Any) -> Any:
@@ -162,32 +158,14 @@ def mean_loss(case: Small, model: Pi0) -> Callable[[Any, Any], jax.Array]:
     return loss
 
 
-def test_what_is_not_trained_stays_bit_for_bit():
+def test_every_trained_leaf_has_a_gradient_and_no_other_has_one():
     case = made("lora")
     config = dataclasses.replace(case.config, trainable="lora")
-    chosen = partition(config)
-    trained, base = chosen.split(case.params)
-    loss, optimiser = mean_loss(case, Pi0(config)), optax.adam(1e-3)
-
-    @jax.jit
-    def update(trained: Any, opt: Any, base: Any) -> Any:
-        value, gradient = jax.value_and_grad(loss)(trained, base)
-        with jax.numpy_dtype_promotion("standard"):  # in optax
-            updates, opt = optimiser.update(gradient, opt)
-        return optax.apply_updates(trained, updates), opt, value
-
-    opt, losses = optimiser.init(trained), []
-    before = {k: np.array(v) for k, v in case.flat.items()}
-    for _ in range(20):
-        trained, opt, value = update(trained, opt, base)
-        losses.append(float(value))
-    assert losses[-1] < losses[0]
-    after = flat(Partition.merge(trained, base))
-    moved = {path for path in before if not np.array_equal(before[path], after[path])}
-    assert all(np.array_equal(before[path], after[path]) for path in before if not chosen.trains(path))
-    assert moved == {p for p in before if chosen.trains(p)} - {"PaliGemma/llm/final_norm/scale"}  # no output reads it
-    moments = {"/".join(str(k.key) for k in p) for p, _ in jax.tree_util.tree_leaves_with_path(opt[0].mu)}
-    assert moments == {path for path in before if chosen.trains(path)}
+    trained, base = partition(config).split(case.params)
+    assert flat(trained).keys() == {path for path in case.flat if partition(config).trains(path)}
+    gradient = flat(jax.jit(jax.grad(mean_loss(case, Pi0(config))))(trained, base))
+    assert gradient.keys() == flat(trained).keys()
+    assert [path for path, leaf in gradient.items() if not np.any(leaf)] == []
 
 
 def losses(case: Small, actions: Any, weight: Any, given: Any, noise: Any, t: Any) -> tuple[float, float]:
@@ -297,10 +275,10 @@ def test_numbers_are_computed_in_the_configured_dtype():
     exact = velocity(case, encoded(case), x, t)
     half = jax.tree.map(lambda p: p.astype(jnp.bfloat16), case.params)
     for params, dtype in ((case.params, "float32"), (half, "bfloat16")):
-        v = jax.jit(model.velocity)(params, jax.jit(model.encode)(params, case.observation), x, t)
+        v = program(model, "velocity")(params, program(model, "encode")(params, case.observation), x, t)
         assert v.dtype.name == dtype  # as openpi's, whose served parameters are all bfloat16
         assert jnp.abs(v - exact).max() < 0.05 * jnp.abs(exact).max()
-    chunk = jax.jit(lambda p, f, z: model.sample(p, f, z, None, 2))(half, prefix, noises(case))
+    chunk = jax.eval_shape(lambda p, f, z: model.sample(p, f, z, None, 2), half, prefix, noises(case))
     assert chunk.dtype == jnp.float32
 
 
@@ -328,6 +306,4 @@ def test_remat_and_unrolling_of_the_image_tower_change_no_number():
         total = lambda p: jnp.sum(siglip.stages(config, p, image, unroll).tokens ** 2)  # noqa: E731
         return jax.jit(jax.grad(total))(case.params["PaliGemma"]["img"])["embedding"]["kernel"]
 
-    first = gradient(True, False)
-    for remat, unroll in ((False, False), (True, True)):
-        np.testing.assert_allclose(gradient(remat, unroll), first, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(gradient(True, False), gradient(False, True), rtol=1e-4, atol=1e-5)
