@@ -54,6 +54,15 @@ def os_reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
+@contextlib.contextmanager
+def os_faults(error: type[Exception], text: str, remedy: str = "") -> Iterator[None]:
+    """Raise an OSError of the block as `error`: the text, its reason in brackets, and what to do."""
+    try:
+        yield
+    except OSError as cause:
+        raise error(f"{text} ({os_reason(cause)}){remedy and f'. {remedy}'}") from cause
+
+
 def folder_fault(path: Path, error: OSError) -> str:
     """Return why `path` cannot be used as a folder, and what to do."""
     file = next((part for part in (path, *path.parents) if part.is_file()), None)

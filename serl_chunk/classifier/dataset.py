@@ -15,7 +15,7 @@ from serl_chunk.data.demos import content_digest
 from serl_chunk.data.formats.hil_serl import Transitions, load_transitions
 from serl_chunk.data.labels import OPERATOR
 from serl_chunk.data.source import Source, sorted_files
-from serl_chunk.io import atomic_write, os_reason, plural
+from serl_chunk.io import atomic_write, os_faults, os_reason, plural
 from serl_chunk.types import IMAGE_PREFIX, STATE, CameraSpec, ConfigError, DataError, Episode, Observation, Outcome
 
 CLASSES = ("failure", "success")  # where no file names others
@@ -113,10 +113,8 @@ def write_frame_labels(path: Path, labels: FrameLabels) -> None:
     """Write the frame labels of a data set. Raises DataError."""
     file = labels_file(path)
     content = {"classes": labels.classes, "episodes": {k: labels.episodes[k] for k in sorted(labels.episodes)}}
-    try:
+    with os_faults(DataError, f"{file}: cannot be written", "Check the folder"):
         atomic_write(file, json.dumps(content, indent=1) + "\n", durable=True)
-    except OSError as error:
-        raise DataError(f"{file}: cannot be written ({os_reason(error)}). Check the folder") from error
 
 
 def read_source(
@@ -129,8 +127,7 @@ def read_source(
         known: digests of episodes that are read already; an episode with one of these is left out, new ones are added.
         condition: of the classifier to be (`outcome.condition`): frames on which it does not hold are left out.
 
-    Raises:
-        DataError: no episode has frames of all cameras, or the labels name an unknown episode.
+    Raises DataError: no episode has frames of all cameras, or the labels name an unknown episode.
     """
     labels = read_frame_labels(source.path)
     named = labels.classes if labels else CLASSES
@@ -238,9 +235,7 @@ def read_classifier_data(path: Path, cameras: Sequence[str], *, bgr: bool = Fals
     The files hold transitions of episodes in turn, those of success in one file and the others in another. Transitions
     belong to one episode where one begins in exactly the state in which another, not its last, ended. `bgr`: the order
     of the channels, RGB otherwise. The frame of a transition is the one before its action, on which HIL-SERL trains.
-
-    Raises:
-        DataError: a file cannot be read, or lacks a camera.
+    Raises DataError: a file cannot be read, or lacks a camera.
     """
     parts = [(file, label, load_transitions(file)) for file, label in _labelled_pickles(path)]
     names = {camera.replace("/", "_"): camera for camera in parts[0][2].cameras}
@@ -323,8 +318,7 @@ def camera_specs(episodes: Sequence[LabelledEpisode], cameras: Sequence[str]) ->
 def split(data: Labelled, share: float, seed: int) -> tuple[Labelled, Labelled]:
     """Split whole episodes into those to train on and a `share` to validate on, with and without success alike.
 
-    Raises:
-        ConfigError: there are fewer than two episodes with a frame of success, or none of another class is left.
+    Raises ConfigError: there are fewer than two episodes with a frame of success, or none of another class is left.
     """
     rng = np.random.default_rng(seed)
     has = np.array([bool((e.labels == data.success_class).any()) for e in data.episodes])

@@ -14,7 +14,7 @@ import numpy as np
 
 from serl_chunk.config.agents.encoder import EncoderConfig
 from serl_chunk.data.encoder_weights import write_weights
-from serl_chunk.io import atomic_write, folder_fault, os_reason
+from serl_chunk.io import atomic_write, folder_fault, os_faults, os_reason
 from serl_chunk.types import CameraSpec, ConfigError, DataError
 
 FORMAT = 1
@@ -65,11 +65,9 @@ def check_free(folder: Path) -> None:
 def save(folder: Path, description: Description, weights: Mapping[str, np.ndarray]) -> Description:
     """Write a classifier, its description last; returns the description with the digest. Raises DataError."""
     write_weights(folder / WEIGHTS, weights)
-    try:
+    with os_faults(DataError, f"{folder}: cannot write the classifier"):
         description = dataclasses.replace(description, digest=_digest((folder / WEIGHTS).read_bytes()))
         atomic_write(folder / DESCRIPTION, json.dumps(description.to_json(), indent=1) + "\n")
-    except OSError as error:
-        raise DataError(f"{folder}: cannot write the classifier ({os_reason(error)})") from error
     return description
 
 
@@ -96,11 +94,8 @@ def read_description(folder: Path) -> Description:
 def read_classifier(folder: Path) -> tuple[Description, dict[str, np.ndarray]]:
     """Read a classifier; no pickle in it is read.
 
-    Returns:
-        The description, and the parameters by path.
-
-    Raises:
-        ConfigError: a file is missing, damaged or of another classifier.
+    Returns the description, and the parameters by path. Raises ConfigError: a file is missing, damaged or of another
+    classifier.
     """
     description = read_description(folder)
     file = folder / WEIGHTS

@@ -97,10 +97,8 @@ def probabilities(logits: np.ndarray) -> np.ndarray:
 class Predictor:
     """A classifier with its parameters: images of B frames to probabilities float64[B, N].
 
-    Compiles once for each B; `warm` compiles for one frame.
-
-    Raises:
-        ConfigError: the parameters are not those of the description's network.
+    Compiles once for each B; `warm` compiles for one frame. Raises ConfigError: the parameters are not those of the
+    description's network.
     """
 
     def __init__(self, description: Description, weights: Mapping[str, np.ndarray], where: str = "classifier") -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from serl_chunk.classifier.metrics import Evaluation, auc, roc
-from serl_chunk.io import atomic_write, os_reason
+from serl_chunk.io import atomic_write, os_faults
 from serl_chunk.types import DataError
 from serl_chunk.viz.plots import BLUE, VERMILLION, add_legend, new_figure, percent_axis, to_png
 
@@ -88,9 +88,7 @@ def write_report(folder: Path, name: str, found: Evaluation) -> list[Path]:
     """Write `name.json` and `name.png` into `folder`; returns them. Raises DataError."""
     rows = [dict(zip(("episode", "fault", "reached", "when"), row, strict=True)) for row in fault_rows(found)]
     files = [folder / f"{name}.json", folder / f"{name}.png"]
-    try:
+    with os_faults(DataError, f"{folder}: cannot write the report"):
         atomic_write(files[0], json.dumps(found.to_json() | {"misjudged": rows}, indent=1) + "\n")
         atomic_write(files[1], roc_png(found))
-    except OSError as error:
-        raise DataError(f"{folder}: cannot write the report ({os_reason(error)})") from error
     return files

@@ -12,18 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from serl_chunk.classifier import model
 from serl_chunk.classifier.dataset import Labelled, LabelledEpisode, camera_specs, frames_by_class
 from serl_chunk.classifier.files import Description
 from serl_chunk.classifier.metrics import Evaluation, evaluate
-from serl_chunk.classifier.model import (
-    SMALL,
-    ClassifierNetwork,
-    Predictor,
-    flat_arrays,
-    initial,
-    network,
-    probabilities,
-)
+from serl_chunk.classifier.model import SMALL, ClassifierNetwork, Predictor
 from serl_chunk.config.agents.encoder import EncoderConfig
 from serl_chunk.config.fields import require
 from serl_chunk.models.encoder import random_shift
@@ -139,8 +132,8 @@ def train(
     """
     options = options or TrainingOptions()
     specs = camera_specs([*training.episodes, *validation.episodes], cameras)
-    net = network(specs, encoder, len(training.classes))
-    params = initial(net, specs, options.seed, weights)
+    net = model.network(specs, encoder, len(training.classes))
+    params = model.initial(net, specs, options.seed, weights)
     batches = BalancedBatches(training, cameras, options.batch_size, options.seed)
     optimiser = optax.adam(options.learning_rate)
     update = jax.jit(partial(_update, net, optimiser, options), donate_argnums=(0, 1))
@@ -154,7 +147,7 @@ def train(
             continue
         loss = _loss(in_blocks(partial(forward, params), validation.episodes, cameras), validation)
         if best is None or loss < best.loss:
-            best = Trained(kept, flat_arrays(params), step, step, loss)
+            best = Trained(kept, model.flat_arrays(params), step, step, loss)
         best = best._replace(steps=step)
         progress(step, options.steps, f"training loss {float(train_loss):.4f}, held-out loss {loss:.4f}")
         if step - best.step >= options.patience * options.evaluate_every:
@@ -184,7 +177,7 @@ def _update(
 
 def _loss(logits: Sequence[np.ndarray], data: Labelled) -> float:
     """The mean of the classes' mean losses, of those that the data have."""
-    p = probabilities(np.concatenate(list(logits)))
+    p = model.probabilities(np.concatenate(list(logits)))
     labels = np.concatenate([e.labels for e in data.episodes])
     losses = [-np.log(np.maximum(p[labels == c, c], 1e-12)).mean() for c in range(p.shape[1]) if (labels == c).any()]
     return float(np.mean(losses))

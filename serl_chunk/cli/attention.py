@@ -13,7 +13,7 @@ from serl_chunk.attention.fit import Figures, Trace, fit, judge, trace_of
 from serl_chunk.cli.data.options import shown_progress
 from serl_chunk.config.fields import require
 from serl_chunk.data.source import ReadOptions
-from serl_chunk.io import atomic_write, os_reason, plural
+from serl_chunk.io import atomic_write, os_faults, plural
 from serl_chunk.runs.episodes import RunSource
 from serl_chunk.runs.folder import read_config
 from serl_chunk.types import ConfigError, DataError
@@ -116,10 +116,8 @@ def test_command(flags: argparse.Namespace) -> int:
             "runs": {path: Figures.of(of_run).to_json() for path, of_run in by_run.items()},
         }
         file = Path(flags.json).expanduser()
-        try:
+        with os_faults(DataError, f"{file}: cannot be written", "Choose another --json"):
             atomic_write(file, json.dumps(figures, indent=1) + "\n")
-        except OSError as error:
-            raise DataError(f"{file}: cannot be written ({os_reason(error)}). Choose another --json") from error
     return 0
 
 

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from threading import Event
 
 from serl_chunk.agents.base import Agent
@@ -44,10 +45,7 @@ def make_learner(
 ) -> Learner:  # fmt: skip
     """Build the learner of a run with its own evaluations, which end once it is `stopping`; see `build_learner`."""
     check_simulator(config)
-
-    def evaluation(agent: Agent) -> OwnEvaluation:
-        return OwnEvaluation(config, agent, stopping)
-
+    evaluation = partial(OwnEvaluation, config, stopping=stopping)
     return build_learner(
         config, options, run, spec, publish=publish, threaded=threaded, evaluation=evaluation, agent=agent
     )

@@ -41,6 +41,7 @@ class RobotConfig(Group, path="robot."):
     """Settings of every robot."""
 
     kind: ClassVar[str] = ""
+    frames_with_observation: ClassVar[bool] = False  # its environment gives camera frames with every observation
 
     task: str = setting("", "instruction in words, recorded with every episode")
     max_episode_steps: int = setting(120, "time limit T", unit="ticks", least=1)
@@ -54,11 +55,6 @@ class RobotConfig(Group, path="robot."):
     def real(self) -> bool:
         """Return whether this is a physical robot, which a random action can damage, or served like one."""
         return bool(self.server)
-
-    @property
-    def frames_with_observation(self) -> bool:
-        """Return whether its environment gives camera frames with every observation."""
-        return False
 
     @property
     def negative_rewards(self) -> bool:
@@ -252,6 +248,7 @@ class GymConfig(RobotConfig):
     """
 
     kind: ClassVar[str] = "gym"
+    frames_with_observation = True
 
     max_episode_steps: int = setting(120, "time limit T", unit="ticks", least=1, requires=_IN_TICKS)
     max_episode_s: float | None = setting(
@@ -277,7 +274,3 @@ class GymConfig(RobotConfig):
     @property
     def time_limit(self) -> int:
         return self.max_episode_steps if self.max_episode_s is None else ticks_of(self.max_episode_s, self.control_hz)
-
-    @property
-    def frames_with_observation(self) -> bool:
-        return True

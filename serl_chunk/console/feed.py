@@ -80,7 +80,6 @@ class LiveFeed:
         self.episode, self.episode_id = 0, ""
         self.ticks, self.plans = Ring[Tick](TICKS), Ring[Planned](DECISIONS)
         self.frames: dict[str, Frame] = {}  # camera -> frame; a new dictionary for each change
-        self.tick_at = 0.0  # monotonic seconds of the newest tick
 
     def begin(self, begin: Begin) -> None:
         self.episode_id = begin.episode_id
@@ -92,7 +91,6 @@ class LiveFeed:
 
     def step(self, step: Step, frame_numbers: Mapping[str, int]) -> None:
         now = time.monotonic()
-        self.tick_at = now
         self.ticks.put(
             Tick(
                 self.episode, step.tick, step.observation[STATE], step.action, step.source, step.decision_tick,

@@ -9,9 +9,8 @@ from serl_chunk.console.bindings import MOVES, REPEAT, STOPS, Action, bind_gestu
 from serl_chunk_robot.devices.base import KeyEvent
 
 LONG = 1.0  # seconds of a long press
-LATE = (
-    0.5  # seconds after which an event counts for stops alone: it comes from another machine, or the loop stood still
-)
+# Seconds after which an event counts for stops alone: it comes from another machine, or the loop stood still.
+LATE = 0.5
 CLOSED, OPENED = 0.1, 0.3  # positions of a leader's gripper (0 closed, 1 open) from which it counts as such
 
 

@@ -82,10 +82,8 @@ class ConsoleState(NamedTuple):
 def lines(state: ConsoleState, columns: int, rows: int, keys: Sequence[str] = ()) -> list[str]:
     """Return the view as lines with ANSI colours, none wider than `columns`, `rows` at most.
 
-    Args:
-        keys: what keys do in this state, as of `bindings.hints`.
-
-    On a small terminal the size of the word goes first, then the keys, the table and the last obstacles.
+    On a small terminal the size of the word goes first, then the keys, the table and the last obstacles. `keys`: what
+    keys do in this state, as of `bindings.hints`.
     """
     countdown = _seconds(state)
     alarm = [_line(columns, (part, _UNCONFIRMED)) for part in textwrap.wrap(state.alarm, columns)]

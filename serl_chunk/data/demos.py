@@ -25,7 +25,7 @@ from serl_chunk.data.source import (
     take_fraction,
 )
 from serl_chunk.data.validate import cameras_of, first_true
-from serl_chunk.io import os_reason
+from serl_chunk.io import os_faults
 from serl_chunk.types import IMAGE_PREFIX, STATE, STEP_COLUMNS, ConfigError, DataError, End, Episode, Outcome, RobotSpec
 
 _SAME_GREY = 6.0  # by which the mean of a block may differ between two encodings of an image, of 255
@@ -181,11 +181,8 @@ def file_of(source: Source, key: str) -> Path | None:
 
 def file_digest(path: Path) -> str:
     """Return 64 hex digits of a file's bytes. Raises ConfigError."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot read the demonstration ({os_reason(error)})") from error
+    with os_faults(ConfigError, f"{path}: cannot read the demonstration"), path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def content_digest(episode: Episode) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 
 from serl_chunk.config.agents.encoder import resnet10_leaves
 from serl_chunk.data.formats.restricted_pickle import load_plain
-from serl_chunk.io import atomic_path, os_reason
+from serl_chunk.io import atomic_path, os_faults
 from serl_chunk.types import DataError
 
 
@@ -47,11 +47,8 @@ def write_weights(path: Path, weights: Mapping[str, np.ndarray]) -> None:
 
     An .npz archive whose bytes depend on the weights alone.
     """
-    try:
-        with atomic_path(path) as part, part.open("wb") as file:
-            np.savez(file, **weights)  # type: ignore[arg-type]  # its members have no time but the format's first
-    except OSError as error:
-        raise DataError(f"{path}: cannot write the file ({os_reason(error)})") from error
+    with os_faults(DataError, f"{path}: cannot write the file"), atomic_path(path) as part, part.open("wb") as file:
+        np.savez(file, **weights)  # type: ignore[arg-type]  # its members have no time but the format's first
 
 
 def _leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

@@ -24,7 +24,7 @@ import numpy as np
 from serl_chunk.data import validate
 from serl_chunk.data.frames import FileVersion
 from serl_chunk.data.source import SUCCESS_REWARD
-from serl_chunk.io import atomic_write, os_reason
+from serl_chunk.io import atomic_write, os_faults, os_reason
 from serl_chunk.types import STATE, Amend, DataError, End, Episode, Outcome
 
 FILE = "labels.json"
@@ -51,11 +51,8 @@ class Label:
         return self.label == DISCARD
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "label": self.label,
-            "by": self.by,
-            **({"steps": self.steps, "content": self.content} if self.content else {}),
-        }
+        known_by = {"steps": self.steps, "content": self.content} if self.content else {}
+        return {"label": self.label, "by": self.by, **known_by}
 
     def check(self, where: str, episode: Episode) -> None:
         """Raise DataError, starting with `where`, unless `episode` is the one that was labelled."""
@@ -150,24 +147,19 @@ def _label(file: Path, key: str, entry: Any) -> Label:
 def write_label(folder: Path, key: str, label: str | None, episode: Episode | None) -> None:
     """Set the label of `key` in the folder's `labels.json`, or remove it (None); whole or not at all.
 
-    Args:
-        episode: the one that is labelled, as it was read; None where it cannot be read.
-
-    Raises DataError where the file is damaged or cannot be written.
+    `episode`: the one that is labelled, as it was read; None where it cannot be read. Raises DataError where the file
+    is damaged or cannot be written.
     """
-    try:
-        with _locked(folder):
-            _parsed.cache_clear()  # two writes may have one time and one size
-            found = dict(read_labels(folder))
-            found.pop(key, None)
-            if label is not None:
-                known = (0, "") if episode is None else (episode.steps.n, _content(episode))
-                found[key] = Label(folder / FILE, key, label, OPERATOR, *known)
-            content = {"format": FORMAT, "labels": {k: each.to_json() for k, each in sorted(found.items())}}
-            atomic_write(folder / FILE, json.dumps(content, indent=1) + "\n", durable=True)
-            _parsed.cache_clear()
-    except OSError as error:
-        raise DataError(f"{folder / FILE}: cannot be written ({os_reason(error)}). Check the folder") from error
+    with os_faults(DataError, f"{folder / FILE}: cannot be written", "Check the folder"), _locked(folder):
+        _parsed.cache_clear()  # two writes may have one time and one size
+        found = dict(read_labels(folder))
+        found.pop(key, None)
+        if label is not None:
+            known = (0, "") if episode is None else (episode.steps.n, _content(episode))
+            found[key] = Label(folder / FILE, key, label, OPERATOR, *known)
+        content = {"format": FORMAT, "labels": {k: each.to_json() for k, each in sorted(found.items())}}
+        atomic_write(folder / FILE, json.dumps(content, indent=1) + "\n", durable=True)
+        _parsed.cache_clear()
 
 
 @contextlib.contextmanager

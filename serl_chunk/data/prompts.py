@@ -214,13 +214,10 @@ class Prompts:
 
     def _count(self, text: str) -> int:
         """Return the most tokens of `text` with any state. Raises ConfigError for more than L."""
-        count = len(self._format.tokens(self._tokenizer, text, self._longest_state))
-        self._refuse_above(text, count)
-        return count
+        return len(self._tokens(text, self._longest_state))
 
     def _made(self, text: str, bins: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-        tokens = self._format.tokens(self._tokenizer, text, bins)
-        self._refuse_above(text, len(tokens))
+        tokens = self._tokens(text, bins)
         slots = self.length
         if block := self._format.block:
             slots = min(slots, -(-max(self._most(text), len(tokens)) // block) * block)
@@ -231,14 +228,16 @@ class Prompts:
             array.flags.writeable = False
         return prompt, mask
 
-    def _refuse_above(self, text: str, count: int) -> None:
-        if count > self.length:
+    def _tokens(self, text: str, bins: tuple[int, ...]) -> list[int]:
+        tokens = self._format.tokens(self._tokenizer, text, bins)
+        if (count := len(tokens)) > self.length:
             of = f"the task {text!r}" + (" with the robot's state" if self._format.reads_state else "")
             raise ConfigError(
                 f"{of} has {count} tokens, a prompt has {self.length} at most. Shorten the text, or set "
                 f"agent.language.length={count}",
                 parameter="agent.language.length",
             )
+        return tokens
 
     def digest(self) -> str:
         """Return the digest of the tokenizer; the length and the format are compared as settings."""
@@ -255,9 +254,7 @@ def make_prompts(config: ExperimentConfig, state_dim: int = 0) -> Prompts | None
     """Return the prompts of an experiment's agent, None where it reads no language.
 
     Raises ConfigError where the experiment's own task (`robot.task`) is too long for one, and for a file of tokens.
-
-    Args:
-        state_dim: S, for prompts that hold the state; 0 where the robot is not known yet and only the text is checked.
+    `state_dim`: S, for prompts that hold the state; 0 where the robot is not known yet and only the text is checked.
     """
     agent = config.agent
     if not agent.language.reads:

@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.robots.served import connect
@@ -31,19 +31,18 @@ class RemoteDevice(PolledDevice):
     Args:
         config: of the robot: server and keys.
         name: of the table.
-        clock: the machine's monotonic clock, s.
 
     Raises:
         DeviceError: no server, no such table, or no reading within 10 s.
         ConfigError: the file of keys cannot be read.
     """
 
-    def __init__(self, config: RobotConfig, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, config: RobotConfig, name: str) -> None:
         self._config, self.table = config, name
         self._client: RobotClient | None = None
         self._pinged = 0.0
         self._newest: Sample | None = None
-        super().__init__(f"{name} at {config.server}", clock)
+        super().__init__(f"{name} at {config.server}")
 
     def _open(self) -> None:
         self._client = connect(self._config, f"device {self.table}", answer=ANSWER_S)
@@ -90,11 +89,11 @@ class RemoteDevice(PolledDevice):
 class RemotePedal(RemoteDevice):
     """A foot pedal of the robot's server, whose events come with the readings; see RemoteDevice."""
 
-    def __init__(self, config: RobotConfig, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, config: RobotConfig, name: str) -> None:
         self.pedals: tuple[str, ...] = ()
         self._events: deque[KeyEvent] = deque(maxlen=KEPT)
         self._began, self._number = 0.0, -1  # of the device's process, and of its newest event
-        super().__init__(config, name, clock)
+        super().__init__(config, name)
 
     def keys(self) -> list[KeyEvent]:
         return [self._events.popleft() for _ in range(len(self._events))]

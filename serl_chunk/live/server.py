@@ -38,10 +38,7 @@ _NAME = re.compile(r"[0-9a-f]{16,64}")
 class LivePage(LocalServer):
     """The page of a running actor. The port is taken at once; requests are answered from `begin` on.
 
-    Args:
-        port: 0 takes a free one.
-
-    Raises ConfigError, which names `viewer`, for a port that cannot be used.
+    `port`: 0 takes a free one. Raises ConfigError, which names `viewer`, for a port that cannot be used.
     """
 
     operator: Operator

@@ -300,8 +300,7 @@ class Operator(LoopOperator):
     def reset(self, env: RobotEnv, seed: int) -> Observation | None:
         """Begin an episode: reset the robot, and wait for the scene where it is to be confirmed.
 
-        Returns:
-            The first observation. None: there is no episode, as a stop or the end of the session came before it.
+        Returns the first observation. None: there is no episode, as a stop or the end of the session came before it.
         """
         self.labels.begin()
         self._attention.begin()

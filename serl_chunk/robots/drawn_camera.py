@@ -28,8 +28,7 @@ class DrawnCamera:
         server: HOST[:PORT] of the robot server.
         keys: file of a key that the server admits, as `serl-chunk keys join` writes it; empty: it has no keys.
 
-    Raises:
-        ValueError: an unknown view, or a size or a rate that gives no picture.
+    Raises ValueError: an unknown view, or a size or a rate that gives no picture.
     """
 
     views: Collection[str]
@@ -92,10 +91,8 @@ class FakeAlohaCamera(DrawnCamera):
 class AlohaSimCamera(DrawnCamera):
     """One camera of gym-aloha's scene, rendered from a copy that follows the server's state.
 
-    The state's `extra` has "objects" float64[7 N], position (m) and quaternion (w, x, y, z) of each object.
-
-    Args:
-        env_name: transfer_cube or insertion. See DrawnCamera for the others.
+    The state's `extra` has "objects" float64[7 N], position (m) and quaternion (w, x, y, z) of each object. `env_name`:
+    transfer_cube or insertion. See DrawnCamera for the others.
     """
 
     views, extra = aloha_sim.CAMERAS, frozenset({"objects"})

@@ -32,10 +32,8 @@ class FrankaRobot(ServedRobot):
 
     An action's target is the *measured* place and a step, so that a robot that presses on something presses no harder
     from tick to tick. Its state is relative to the place after `reset`. `info["executed_action"]` is the action of the
-    set point that was reached where the robot does not follow; a gripper's is the one that was sent.
-
-    Raises:
-        ConfigError: the server's robot differs from `config`.
+    set point that was reached where the robot does not follow; a gripper's is the one that was sent. Raises
+    ConfigError: the server's robot differs from `config`.
     """
 
     _config: FrankaConfig
@@ -62,10 +60,7 @@ class FrankaRobot(ServedRobot):
             action = self._given[first:end].astype(np.float64)
             if self._config.grippers and abs(action[6]) >= TELLS:
                 self._grips[k] = float(action[6] > 0)
-            targets += [
-                target(self._from[k], action[:6], self._scale, self._boxes[k]),
-                self._grips[k : k + 1],
-            ]
+            targets += [target(self._from[k], action[:6], self._scale, self._boxes[k]), self._grips[k : k + 1]]
         self._send_target(np.concatenate(targets))
 
     def receive(self) -> StepResult:
@@ -151,8 +146,7 @@ class Box(NamedTuple):
 def target(place: np.ndarray, action: np.ndarray, scale: np.ndarray, box: Box) -> np.ndarray:
     """The place, [6], that an action leads to from a measured place, with its angles near the measured ones.
 
-    Args:
-        scale: m and rad of an action of 1, [2].
+    `scale`: m and rad of an action of 1, [2].
     """
     turn = matrix_of_euler(place[3:])
     twist = np.clip(_adjoint(place, turn) @ action, -1.0, 1.0)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from serl_chunk.io import atomic_write, os_reason
+from serl_chunk.io import atomic_write, os_faults, os_reason
 from serl_chunk.runs.episodes import JOURNAL
 from serl_chunk.runs.folder import RUN_LOCK
 from serl_chunk.runs.journal_index import LIMITS
@@ -43,7 +43,7 @@ def request(run: Path, session: str, actor_id: str, amend: Amend, patience_s: fl
     folder, name = run / FOLDER, f"{time.time_ns():020d}-{secrets.token_hex(4)}"
     content = {"session": session, "actor_id": actor_id, **amend._asdict()}
     file, taken, refused = (folder / f"{name}{suffix}" for suffix in (_REQUEST, _TAKEN, _REFUSED))
-    try:
+    with os_faults(ConfigError, f"{folder}: cannot be used", "Check its permissions"):
         folder.mkdir(exist_ok=True)
         atomic_write(file, json.dumps(content))
         deadline = time.monotonic() + patience_s
@@ -59,8 +59,6 @@ def request(run: Path, session: str, actor_id: str, amend: Amend, patience_s: fl
             reason = refused.read_text()
             refused.unlink()
             raise DataError(f"{run}: its learner refuses the label: {reason}")
-    except OSError as error:
-        raise ConfigError(f"{folder}: cannot be used ({os_reason(error)}). Check its permissions") from error
 
 
 def _withdrawn(file: Path) -> bool:
@@ -73,8 +71,7 @@ def _withdrawn(file: Path) -> bool:
 class AmendRequests:
     """The learner's side. One thread polls; answers may come from another.
 
-    Args:
-        correct: takes (session, actor id, correction, done) and calls `done` with why it failed, else with "".
+    `correct`: takes (session, actor id, correction, done) and calls `done` with why it failed, else with "".
     """
 
     def __init__(self, run: Path, correct: Callable[[str, str, Amend, Callable[[str], None]], None]) -> None:
@@ -139,10 +136,7 @@ class RunAmender:
     """Appends corrections under the lock of the run and that of its journal. Thread-safe.
 
     Both locks are held from a correction on until `keep_s` seconds pass without another one. Where a learner holds the
-    run, it appends them, and applies them to its replay.
-
-    Args:
-        patience_s: how long such a learner may take.
+    run, it appends them, and applies them to its replay. `patience_s`: how long such a learner may take.
     """
 
     def __init__(self, run: Path, *, keep_s: float = KEEP_S, patience_s: float = PATIENCE_S) -> None:

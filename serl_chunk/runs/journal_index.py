@@ -18,16 +18,9 @@ from typing import Any, NamedTuple
 import msgpack
 import numpy as np
 
+from serl_chunk.transport.storage import record_store
 from serl_chunk.transport.storage.journal import SUFFIX
-from serl_chunk.transport.storage.record_store import (
-    CORRECTION,
-    PLACE,
-    RECORD,
-    RETIRED,
-    TABLE,
-    SessionState,
-    read_correction,
-)
+from serl_chunk.transport.storage.record_store import SessionState
 from serl_chunk.transport.storage.segment import Found, scan
 from serl_chunk.transport.wire import records
 from serl_chunk.transport.wire.records import Item
@@ -262,21 +255,21 @@ class _Pass:
     def take(self, segment: int, found: Found) -> None:
         try:
             tag, *values = msgpack.unpackb(found.frames[0])
-            if tag == TABLE:
+            if tag == record_store.TABLE:
                 for state in map(SessionState.from_row, values[0]):
                     self._table(state)
                 return
-            if tag == RETIRED:
+            if tag == record_store.RETIRED:
                 return
-            if tag == CORRECTION:
-                session, _, amend = read_correction(values, found.frames[1:], LIMITS)
+            if tag == record_store.CORRECTION:
+                session, _, amend = record_store.read_correction(values, found.frames[1:], LIMITS)
                 self._amend(session, amend)
                 return
             state = SessionState.from_row(values[0])
-            if tag == PLACE:
+            if tag == record_store.PLACE:
                 self._give_up(state)
                 return
-            if tag != RECORD:
+            if tag != record_store.RECORD:
                 raise ValueError(f"an entry of kind {tag}")
             delivered = bool(values[1])
             message = codec.decode(found.frames[1:], LIMITS)

@@ -49,8 +49,7 @@ class Stored(Protocol):
 class Checkpoint:
     """A checkpoint that was opened and not read.
 
-    Args:
-        path: a folder with `params/`, that folder itself, or PaliGemma's `.npz`.
+    `path`: a folder with `params/`, that folder itself, or PaliGemma's `.npz`.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -88,8 +87,7 @@ class Checkpoint:
             key: of initial values: of LoRA where the checkpoint has none, and of all that PaliGemma lacks.
             place: called with each parameter and its numbers; puts them on a device.
 
-        Raises:
-            DataError: names the first parameter that is missing, unknown, or of another shape.
+        Raises DataError: names the first parameter that is missing, unknown, or of another shape.
         """
         wanted = leaves(config)
         new = self._check(wanted)
@@ -238,8 +236,7 @@ def export(
         trained, base: trees that together are the parameters of `config`, of any float dtype.
         norm_stats: statistics of states and actions by the id of their data set.
 
-    Raises:
-        DataError: the folder holds something, or the parameters are not those of `config`.
+    Raises DataError: the folder holds something, or the parameters are not those of `config`.
     """
     folder = Path(folder).absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

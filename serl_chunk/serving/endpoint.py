@@ -12,7 +12,6 @@ from serl_chunk.io import os_reason
 from serl_chunk.types import ConfigError
 
 DEFAULT_PORT = 8000
-SCHEME = "openpi://"
 KEY_VARIABLE = "SERL_CHUNK_POLICY_KEY"
 """Environment variable with the path of an API key file, for clients."""
 KEY_BYTES = 4096  # of a key file, at most

@@ -44,11 +44,9 @@ def batch_sizes(largest: int) -> tuple[int, ...]:
 class BatchThread(Generic[Item]):
     """Decides what has come since the batch before, `largest` at most, in one call.
 
-    No request waits for others: while one batch is computed, the next one gathers.
-
-    Args:
-        decide: returns an answer, or the error of one, for each item. It gets as many items as one of `batch_sizes`:
-            the first item again for each that is missing, whose answers are dropped.
+    No request waits for others: while one batch is computed, the next one gathers. `decide`: returns an answer, or the
+    error of one, for each item. It gets as many items as one of `batch_sizes`: the first item again for each that is
+    missing, whose answers are dropped.
     """
 
     def __init__(self, decide: Callable[[Sequence[Item]], Sequence[Answer | SerlChunkError]], largest: int) -> None:

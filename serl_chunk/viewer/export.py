@@ -13,7 +13,7 @@ import numpy as np
 
 from serl_chunk.data.source import Source
 from serl_chunk.data.validate import cameras_of
-from serl_chunk.io import atomic_write, format_bytes, os_reason, plural
+from serl_chunk.io import atomic_write, format_bytes, os_faults, plural
 from serl_chunk.types import ConfigError, DataError, SerlChunkError, SparseRows
 from serl_chunk.viewer.catalogue import Catalogue
 from serl_chunk.viewer.content import episode_json, to_jpeg
@@ -63,10 +63,8 @@ def write_page(
         parts.append(f"{plural(rows_only, 'episode')} of those chosen have their row alone")
     info["left_out"] = "; ".join(parts)
     document = _document(page)
-    try:
+    with os_faults(DataError, f"{path}: cannot write the page", "Choose another file"):
         atomic_write(path, document)
-    except OSError as error:
-        raise DataError(f"{path}: cannot write the page ({os_reason(error)}). Choose another file") from error
     size = format_bytes(len(document.encode()))
     about = f"wrote {path}: {size}, {plural(len(rows), 'row')}, {plural(len(curves), 'episode')}"
     return f"{about}. {info['left_out']}" if info["left_out"] else about

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from serl_chunk.data.validate import cameras_of
-from serl_chunk.io import atomic_path, format_bytes, os_reason
+from serl_chunk.io import atomic_path, format_bytes, os_faults
 from serl_chunk.types import STATE, ConfigError, DataError, Episode
 from serl_chunk.types import Source as Actor
 from serl_chunk.viewer.content import frame_file, media_type
@@ -55,13 +55,11 @@ def write_mcap(path: Path, episode: Episode, hz: float | None) -> str:
             raise DataError(f"episode {episode.begin.episode_id}: its stamps do not increase. Set hz", parameter="hz")
         stamp = np.arange(len(stamp)) / hz
     times = [round(1e9 * float(t - stamp[0])) for t in stamp]
-    try:
+    with os_faults(DataError, f"{path}: cannot be written", "Choose another file"):
         with atomic_path(path) as part, part.open("wb") as file:
             writer = _Writer(Writer(file))
             writer.write(episode, times)
         return f"wrote {path}: {format_bytes(path.stat().st_size)}, {episode.steps.n} ticks, {writer.messages} messages"
-    except OSError as error:
-        raise DataError(f"{path}: cannot be written ({os_reason(error)}). Choose another file") from error
 
 
 class _Writer:

@@ -82,12 +82,12 @@ def note(text: object) -> Html:
     return element("p", text, class_="note")
 
 
-def figure(picture: bytes, alt: str, caption: object, under: Html | None = None) -> Html:
-    """Build a figure of an embedded SVG, PNG or JPEG file; `under` stands directly below it."""
+def figure(picture: bytes, alt: str, caption: object) -> Html:
+    """Build a figure of an embedded SVG, PNG or JPEG file."""
     kind = {b"\x89P": "png", b"\xff\xd8": "jpeg"}.get(picture[:2], "svg+xml")
     source = f"data:image/{kind};base64,{base64.b64encode(picture).decode()}"
     image = element("img", src=source, alt=alt, class_=None if kind == "svg+xml" else "paper")
-    return element("figure", element("div", image, under or Html(), class_="wide"), element("figcaption", caption))
+    return element("figure", element("div", image, class_="wide"), element("figcaption", caption))
 
 
 def film(source: str, caption: object) -> Html:

@@ -24,13 +24,7 @@ from serl_chunk.logs import quiet_libraries
 from serl_chunk.outcomes.robot import spec_of
 from serl_chunk.transport.security.client import UnencryptedPeerError, enroll
 from serl_chunk.transport.wire import handshake
-from serl_chunk.transport.wire.handshake import (
-    LearnerStatus,
-    RefusedError,
-    StatusRequest,
-    UnreachableError,
-    check_port,
-)
+from serl_chunk.transport.wire.handshake import LearnerStatus, RefusedError, StatusRequest, UnreachableError, check_port
 from serl_chunk.types import ConfigError, RobotSpec, SerlChunkError
 from serl_chunk_robot.wire import sockets
 from serl_chunk_robot.wire.curve import fingerprint

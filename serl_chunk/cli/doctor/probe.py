@@ -18,16 +18,7 @@ from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport.security.client import KeyExchange, mechanism_at
 from serl_chunk.transport.security.keys import ClientKeys
 from serl_chunk.transport.wire import handshake
-from serl_chunk.transport.wire.handshake import (
-    CHANNELS,
-    MAX_ECHO_BYTES,
-    PAYLOAD,
-    Echo,
-    LearnerStatus,
-    RefusedError,
-    StatusRequest,
-    UnreachableError,
-)
+from serl_chunk.transport.wire.handshake import CHANNELS, LearnerStatus, RefusedError, StatusRequest, UnreachableError
 from serl_chunk_robot.wire import codec
 from serl_chunk_robot.wire.codec import Frame, Limits, Message, WireError
 from serl_chunk_robot.wire.sockets import try_receive, try_send
@@ -141,16 +132,16 @@ class DiagnosticsClient:
                 began, start = time.time(), time.monotonic()
                 message = self._request(self._echo(0), handshake.ECHOED, deadline - start)
                 seconds = time.monotonic() - start
-                trips.append(RoundTrip(seconds, Echo.decode(message).clock - (began + seconds / 2)))
+                trips.append(RoundTrip(seconds, handshake.Echo.decode(message).clock - (began + seconds / 2)))
         return trips
 
     def throughput(self, seconds: float) -> tuple[float, int]:
         """Measure bytes per second to the learner, and the bytes that arrived. Raises RefusedError."""
         s = self._socket
         assert s is not None, "identify first"
-        data = np.frombuffer(os.urandom(MAX_ECHO_BYTES), np.uint8)  # nothing on the way can compress it
+        data = np.frombuffer(os.urandom(handshake.MAX_ECHO_BYTES), np.uint8)  # nothing on the way can compress it
         size = min(_FIRST_BYTES, self._config.max_message_bytes // 2)
-        largest = min(MAX_ECHO_BYTES, self._config.max_message_bytes // 2)
+        largest = min(handshake.MAX_ECHO_BYTES, self._config.max_message_bytes // 2)
         under_way: dict[int, tuple[float, int]] = {}  # number -> when it was sent, bytes
         start = now = time.monotonic()
         arrived: list[tuple[float, int]] = [(start, 0)]  # time, bytes so far
@@ -166,7 +157,7 @@ class DiagnosticsClient:
                 with contextlib.suppress(WireError, KeyError):
                     if message.kind != handshake.ECHOED:
                         continue
-                    began, nbytes = under_way.pop(Echo.decode(message).number)
+                    began, nbytes = under_way.pop(handshake.Echo.decode(message).number)
                     arrived.append((now, arrived[-1][1] + nbytes))
                     quickest = min(quickest, now - began)
                     if now - began < _QUICK_S + 2 * quickest:
@@ -185,7 +176,7 @@ class DiagnosticsClient:
 
     def _echo(self, nbytes: int, data: np.ndarray | None = None) -> list[Frame]:
         self._number += 1
-        arrays = {} if data is None else {PAYLOAD: data[:nbytes]}
+        arrays = {} if data is None else {handshake.PAYLOAD: data[:nbytes]}
         return codec.encode(handshake.ECHO, {"number": self._number}, arrays)
 
     def _request(self, request: list[Frame], kind: str, timeout: float, again: float = math.inf) -> Message:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from serl_chunk.cli.doctor.checks import Check, duration, failed, ok, warning
 from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.robots.served import connect
 from serl_chunk.robots.served.cameras import STALE_S
 from serl_chunk.robots.served.robot import differing_fields
 from serl_chunk.types import ConfigError, RobotSpec
-from serl_chunk_robot.client.client import Keys, RobotClient, RobotError
+from serl_chunk_robot.client.client import RobotClient, RobotError
 from serl_chunk_robot.commands.diagnosis import remedy_of
 
 LATE_S = 0.01  # of 99 passes of 100
@@ -25,8 +25,7 @@ def check_served(config: ExperimentConfig, spec: RobotSpec) -> Iterator[Check]:
     """Ask the robot's server for its state, and compare its robot with `spec`. It takes no lease and moves nothing."""
     robot = config.robot
     try:
-        keys = Keys.of_file(Path(robot.server_keys).expanduser()) if robot.server_keys else None
-        with RobotClient(robot.server, name="doctor", keys=keys) as client:
+        with connect(robot, "doctor") as client:
             hello = client.hello()
             state = client.next_state()
             yield _state(robot.server, state)

@@ -126,9 +126,8 @@ class Changed:
     changed: int = 0
     reasons: Counter[tuple[str, int]] = dataclasses.field(default_factory=Counter)  # reason, joint -> ticks
     stops: Counter[str] = dataclasses.field(default_factory=Counter)  # word -> episodes
-    apart: np.ndarray | None = (
-        None  # largest distance of the set point from its target at the end of a tick, float64[J]
-    )
+    # Largest distance of the set point from its target at the end of a tick, float64[J].
+    apart: np.ndarray | None = None
 
     @property
     def share(self) -> float:

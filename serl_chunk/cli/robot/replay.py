@@ -87,10 +87,8 @@ def approach(
 ) -> None:
     """Lead the robot to the first target by the server's own motions, under the profile first_day.
 
-    Args:
-        controller: has the lease, and keeps it. A human operator lets it go on first (`await_go`).
-
-    Raises RobotError: the robot is stopped, a joint is too far away after the reset, or a motion does not end.
+    `controller`: has the lease, and keeps it. A human operator lets it go on first (`await_go`). Raises RobotError: the
+    robot is stopped, a joint is too far away after the reset, or a motion does not end.
     """
     state = await_go(controller, show)
     profile = state["profile"]
@@ -157,9 +155,8 @@ def play(controller: RobotClient, episode: Recorded, tick: float) -> Played:
     controller.request("arm", generation=controller.next_state()["generation"])
     first = {"target": episode.actions[0], "number": 0, "generation": controller.generation}
     try:
-        controller.request(
-            "command", **first
-        )  # with an answer: a target that is too far is refused in the gate's words
+        # With an answer: a target that is too far is refused in the gate's words.
+        controller.request("command", **first)
         began = time.monotonic()
         for k, action in enumerate(episode.actions):
             due = began + k * tick

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from serl_chunk.data.convert.manifest import Manifest
 from serl_chunk.data.convert.workers import ConversionSpec, EpisodeJob, Pool, RefusedEpisode, Staged, WorkerFault
 from serl_chunk.data.source import Json, Sink, Source
-from serl_chunk.io import os_reason, plural
+from serl_chunk.io import os_faults, plural
 from serl_chunk.types import ConfigError, DataError
 
 
@@ -102,14 +102,12 @@ def convert(
     }
     with contextlib.closing(Manifest(folder, wanted, resume=resume)) as manifest:
         conversion = _Conversion(source, keys, sink, manifest, skip_bad, progress, max_samples)
-        try:
+        with os_faults(ConversionError, f"{folder}: cannot be written", "Make room, and resume"):
             if not manifest.of_kind("finished"):
                 conversion.prepare()
                 conversion.run(workers, tolerance_s)
                 conversion.finish()
             return conversion.report()
-        except OSError as error:  # a full disk, where episodes are placed or the data set is described
-            raise ConversionError(f"{folder}: cannot be written ({os_reason(error)}). Make room, and resume") from error
 
 
 @dataclasses.dataclass

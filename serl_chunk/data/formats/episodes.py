@@ -6,6 +6,7 @@ A path is one such file, a folder of them, or a folder of folders whose names gi
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -78,11 +79,8 @@ class EpisodeFiles:
     def _first(self, get: Callable[[str, h5py.File], Any]) -> Any:
         """`get` (key, file) of the first file that can be read; reading the others names their fault."""
         for key, path in self.files.items():
-            try:
-                with h5py.File(path, "r") as file:
-                    return get(key, file)
-            except ERRORS:
-                continue
+            with contextlib.suppress(*ERRORS), h5py.File(path, "r") as file:
+                return get(key, file)
         return None
 
     def _notes_on(self, key: str, file: h5py.File) -> list[str]:

@@ -103,13 +103,10 @@ class EpisodeWriter:
     def _raise_failure(self) -> None:
         done = list(itertools.takewhile(lambda write: write[0].done(), self._writes))
         self._writes = self._writes[len(done) :]  # they end in their order
-        errors = []
-        for write, closed in done:
-            if (error := write.exception()) is not None:
-                errors.append(error)
-                self._failed.append(closed)
-        if errors:
-            raise errors[0]
+        failed = [(error, closed) for write, closed in done if (error := write.exception()) is not None]
+        self._failed += [closed for _, closed in failed]
+        if failed:
+            raise failed[0][0]
 
     def _write(self, begin: Begin, steps: list[Step], end: End) -> None:
         block = StepBlock.from_steps(begin.episode_id, steps)

@@ -100,9 +100,7 @@ def cut_at_successes(success: np.ndarray, *, keep_solved: bool = False) -> list[
 
     Steps that begin in a success belong to no episode, since no action counts there; with `keep_solved` those that stay
     in it are episodes of one step each, and the one that leaves it is the first of what follows.
-
-    Args:
-        success: bool[T + 1], of the states; step t leads from state t to t + 1.
+    `success`: bool[T + 1], of the states; step t leads from state t to t + 1.
     """
     last = len(success) - 1
     bounds = itertools.pairwise([0, *(np.flatnonzero(success[1:]) + 1).tolist(), last])

@@ -56,8 +56,7 @@ def inspect(
         all_frames: decode every image instead of a few of each episode.
         progress: called with (episodes done, episodes in all) after each one.
 
-    Raises:
-        DataError: the episodes cannot be listed. One that cannot be read is a fault among the findings.
+    Raises DataError: the episodes cannot be listed. One that cannot be read is a fault among the findings.
     """
     keys = source.keys()
     wanted = keys if max_episodes is None else keys[:max_episodes]

@@ -24,9 +24,7 @@ EPISODES = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 
 # StepBlock's columns that LeRobot has no name for: dtype in the data set. Wide integers, since torch has no others.
 EXTRA_COLUMNS: dict[str, np.dtype[Any]] = {
-    "source": np.dtype(np.int64),
-    "decision_tick": np.dtype(np.int64),
-    "policy_version": np.dtype(np.int64),
+    **dict.fromkeys(("source", "decision_tick", "policy_version"), np.dtype(np.int64)),
     "policy_age": np.dtype(np.float32),
     "stamp": np.dtype(np.float64),
 }

@@ -106,13 +106,8 @@ class Normaliser:
     def shifts(self, moved: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return what a move of the state adds in model space to the state and to the encoding of an unchanged chunk.
 
-        Of a normaliser in the robot's own units.
-
-        Args:
-            moved: float32[..., S], robot units.
-
-        Returns:
-            float32[..., S] and float32[..., H, A].
+        Of a normaliser in the robot's own units. `moved`: float32[..., S], robot units. Returns float32[..., S] and
+        float32[..., H, A].
         """
         return (moved / self.state_std).astype(np.float32), (-self._base(moved) / self.scale).astype(np.float32)
 

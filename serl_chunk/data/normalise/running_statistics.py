@@ -14,7 +14,7 @@ from typing import IO
 
 import numpy as np
 
-from serl_chunk.io import os_reason
+from serl_chunk.io import os_faults
 from serl_chunk.types import DataError
 
 KEEP = 20_000_000  # values held in memory: 80 MB as float32
@@ -99,14 +99,10 @@ class Statistics:
         return np.stack([np.quantile(column, self._quantiles, overwrite_input=True) for column in columns], axis=1)
 
     def _spill(self) -> None:
-        try:
+        remedy = "Make room there, set TMPDIR to another folder, or take fewer samples"
+        with os_faults(DataError, f"statistics: {tempfile.gettempdir()} has no room for their values", remedy):
             self._file = self._file or tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as this object)
             for block in self._held:
                 self._file.write(block.data)  # `block.tofile` would not notice a full disk
             self._file.flush()
-        except OSError as error:
-            raise DataError(
-                f"statistics: {tempfile.gettempdir()} has no room for their values ({os_reason(error)}). Make room "
-                "there, set TMPDIR to another folder, or take fewer samples"
-            ) from error
         self._held, self._n_held = [], 0

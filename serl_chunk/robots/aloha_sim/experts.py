@@ -226,16 +226,15 @@ class InsertionExpert(PlannedExpert):
         ways = []
         for thing, z, apart in ((socket, SOCKET_GRASP_Z, -APART), (peg, PEG_GRASP_Z, APART)):
             around, faced = np.array([thing[0], thing[1], z]), MEET + _vector(apart)
-            ways.append(
-                [
-                    Waypoint(_ABOVE, around + _vector(z=0.09), OPEN),
-                    Waypoint(_DOWN, around, OPEN),
-                    Waypoint(_CLOSE, around, CLOSED),
-                    Waypoint(_LIFTED, around + _vector(z=0.08), CLOSED),
-                    Waypoint(_FACED, faced, CLOSED),
-                    Waypoint(_SETTLED, faced, CLOSED),
-                ]
-            )
+            way = [
+                Waypoint(_ABOVE, around + _vector(z=0.09), OPEN),
+                Waypoint(_DOWN, around, OPEN),
+                Waypoint(_CLOSE, around, CLOSED),
+                Waypoint(_LIFTED, around + _vector(z=0.08), CLOSED),
+                Waypoint(_FACED, faced, CLOSED),
+                Waypoint(_SETTLED, faced, CLOSED),
+            ]
+            ways.append(way)
         return follow_both(ways[0], ways[1], facing_joints, self._env.joints)
 
     def replan(self, tick: int) -> np.ndarray | None:

@@ -23,10 +23,8 @@ class FakeAlohaDriver(Driver):
 
     A set point is one step of the task: the joints go as far towards it as the task's rates let them. A set point that
     is repeated changes nothing once the joints are there. In addition to the state, `extra` has the "cube" (float64[3],
-    m) and its "holder" (float64[1]: 0 left, 1 right, -1 none), so that a scripted human sees them.
-
-    Args:
-        control_hz, observe_objects, grasp_tolerance: as in FakeAlohaConfig.
+    m) and its "holder" (float64[1]: 0 left, 1 right, -1 none), so that a scripted human sees them. `control_hz`,
+    `observe_objects`, `grasp_tolerance`: as in FakeAlohaConfig.
     """
 
     def __init__(

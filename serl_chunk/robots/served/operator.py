@@ -40,8 +40,7 @@ class ServedOperator:
         why: the server's words for the state.
         process: of this actor's lease.
 
-    Raises:
-        RobotError: no server answers.
+    Raises RobotError: no server answers.
     """
 
     def __init__(self, config: RobotConfig, name: str) -> None:
@@ -98,8 +97,7 @@ class ServedOperator:
     def request(self, op: str, shown: ShownRobot | None = None) -> None:
         """Send a request soon; a refusal is logged. A stop goes before all that was not sent yet. From any thread.
 
-        Args:
-            shown: the state for which the operator requests what lets the robot move: the server refuses it in others.
+        `shown`: the state for which the operator requests what lets the robot move: the server refuses it in others.
         """
         if op == "hold" and not self.may_clear:
             op = "stop"  # the server refuses this client a hold, and the robot must not go on

@@ -216,8 +216,7 @@ class ServedRobot(RobotEnv):
             number: of the drive, another one for each.
             first: device -> the first joint that it leads; empty: the drive ends.
 
-        Raises:
-            RobotError: the server refuses it, or does not answer.
+        Raises RobotError: the server refuses it, or does not answer.
         """
         if first and number != self._drive:
             self._drive = number

@@ -19,28 +19,11 @@ from serl_chunk.runs.evaluations import better_arm
 from serl_chunk.runs.folder import read_json
 from serl_chunk.runs.metrics import DEMONSTRATION_RECEIVED, Row, RunMetrics, read_metrics, succeeded_alone
 from serl_chunk.runs.report import panels as panels
+from serl_chunk.runs.report import tables
 from serl_chunk.runs.report.panels import WINDOW, Draw
-from serl_chunk.runs.report.tables import (
-    RobotTime,
-    control_hz,
-    episodes_section,
-    flatten,
-    origin,
-    read_settings,
-    robot_time,
-    settings_section,
-)
 from serl_chunk.types import ConfigError, DataError
 from serl_chunk.viz.page import Html, element, facts, figure, note, page, section, table
-from serl_chunk.viz.plots import (
-    add_legend,
-    downsample,
-    draw_or_say_why,
-    new_figure,
-    panels_svg,
-    percent_axis,
-    to_png,
-)
+from serl_chunk.viz.plots import add_legend, downsample, draw_or_say_why, new_figure, panels_svg, percent_axis, to_png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,13 +50,13 @@ def build_report(run_dir: str | os.PathLike[str]) -> Path:
     Raises DataError if `run_dir` is not a run folder (it has no `metrics.jsonl`), ConfigError for a bad `config.json`.
     """
     run = Path(run_dir)
-    metrics, config = read_metrics(run), read_settings(run)
+    metrics, config = read_metrics(run), tables.read_settings(run)
     report, limits = run / "report.html", panels.value_range(config)
     title = f"{config.get('name') or run.resolve().parent.name}: {run.resolve().name}"
     head = headline(metrics, config)
-    hz, noted = control_hz(config), run / DEMOS
+    hz, noted = tables.control_hz(config), run / DEMOS
     demos = read_json(noted)["episodes"] if hz is not None and noted.exists() else []
-    spent = None if hz is None else robot_time(metrics, hz, [e["steps"] for e in demos if "steps" in e], WINDOW)
+    spent = None if hz is None else tables.robot_time(metrics, hz, [e["steps"] for e in demos if "steps" in e], WINDOW)
     resumed = (
         f"This run was resumed from a checkpoint: {metrics.superseded:,} rows that a previous process wrote after "
         "that checkpoint are left out; the time they took is not."
@@ -87,9 +70,9 @@ def build_report(run_dir: str | os.PathLike[str]) -> Path:
         *(note(text) for count, text in ((metrics.superseded, resumed), (metrics.bad_lines, damaged)) if count),
         *_figures(metrics, limits),
         section("Evaluations", *map(note, _spreads(metrics)), _evaluations(metrics, run), key="evaluations"),
-        episodes_section(run, metrics, config),
-        section("Origin", table(("", "last process"), origin(config)), key="origin"),
-        settings_section(config),
+        tables.episodes_section(run, metrics, config),
+        section("Origin", table(("", "last process"), tables.origin(config)), key="origin"),
+        tables.settings_section(config),
         section("Events", _events(metrics), key="events"),
     ]
     atomic_write(report, page(title, *content))
@@ -110,13 +93,13 @@ def headline(metrics: RunMetrics, config: Mapping[str, Any]) -> list[tuple[str, 
         ("Duration", format_duration(last["wall"])),
         ("Critic updates", f"{last['step']:,}"),
         ("Environment steps", f"{last['env_steps']:,}"),
-        ("Human ticks", _human(last, control_hz(config))),
+        ("Human ticks", _human(last, tables.control_hz(config))),
         ("Episodes", f"{len(episodes):,}" + (f" ({warmup:,} of them warm-up)" if warmup else "")),
         *([("Demonstrations received", f"{streamed:,}")] if streamed else []),
     ]
 
 
-def _robot_time_facts(spent: RobotTime | None) -> list[tuple[str, str]]:
+def _robot_time_facts(spent: tables.RobotTime | None) -> list[tuple[str, str]]:
     if spent is None or not spent.robot_minutes:
         return []
     rate, alone, shown = spent.successes_per_10_min, spent.success_s, spent.demonstration_s
@@ -287,7 +270,7 @@ def build_comparison(run_dirs: Sequence[str | os.PathLike[str]], out: str | os.P
     if len({run.resolve() for run in runs}) < len(runs):
         raise ConfigError(f"must be different folders, got {', '.join(map(str, runs))}", parameter="run_dirs")
     names = _names(runs)
-    metrics, configs = [read_metrics(run) for run in runs], [read_settings(run) for run in runs]
+    metrics, configs = [read_metrics(run) for run in runs], [tables.read_settings(run) for run in runs]
     heads = [headline(m, c) for m, c in zip(metrics, configs, strict=True)]
     differ = table(("setting", *names), differing_settings(configs), "All settings are the same.")
     content = [
@@ -295,7 +278,7 @@ def build_comparison(run_dirs: Sequence[str | os.PathLike[str]], out: str | os.P
         section("Final numbers", _side_by_side(names, heads), key="numbers"),
         *(_curves(names, metrics, *plotted) for plotted in _PLOTS),
         section("Settings that differ", differ, key="configuration"),
-        section("Origin", _side_by_side(names, map(origin, configs)), key="origin"),
+        section("Origin", _side_by_side(names, map(tables.origin, configs)), key="origin"),
     ]
     path = Path(out) if out is not None else runs[0] / f"report_vs_{'_'.join(names[1:]).replace('/', '-')}.html"
     try:
@@ -308,7 +291,8 @@ def build_comparison(run_dirs: Sequence[str | os.PathLike[str]], out: str | os.P
 def differing_settings(configs: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
     """Return a row for each setting that is not the same in all runs: its path, then its value in each."""
     flat = [
-        dict(flatten({k: v for k, v in c.items() if k not in ("serl_chunk", "process", "run_id")})) for c in configs
+        dict(tables.flatten({k: v for k, v in c.items() if k not in ("serl_chunk", "process", "run_id")}))
+        for c in configs
     ]
     paths = dict.fromkeys(path for each in flat for path in each)
     rows = [(path, *(each.get(path, "absent") for each in flat)) for path in paths]
