@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hypothesis import settings
 
-AT_DEFAULT = 100  # examples in the profile `default` of tests/conftest.py; `thorough` has ten times as many
+FULL = 100  # examples for which the tests give theirs: the profile `default` has half, `thorough` ten times as many
 
 
-def examples(default: int) -> int:
-    """Return `default`, scaled as the profile says that is in use."""
-    return default * settings().max_examples // AT_DEFAULT
+def examples(full: int) -> int:
+    """Return `full`, scaled as the profile says that is in use."""
+    return full * settings().max_examples // FULL
