@@ -127,6 +127,14 @@ def test_what_was_confirmed_before_a_chunk_is_shown_does_not_count_for_it():
     assert rig.executed[0][2] == rig.shown[0][2].tolist()
 
 
+def test_a_chunk_waits_for_its_approval_also_where_the_robot_is_not_held():
+    rig = Rig(length=10, usual={}).run()
+    planner = rig.runner._planner
+    planner._waiting = waiting = object()
+    assert planner.plan(0, rig.env.step, np.zeros(2)) is None
+    assert planner._waiting is waiting
+
+
 def test_a_version_that_comes_while_a_chunk_waits_is_shown_after_it():
     rig = Rig(length=600, swaps={SHOWN + 50: 4}).run()
     assert [shown[:2] for shown in rig.shown] == [(1, 3), (1, 4)]
