@@ -141,7 +141,7 @@ def live() -> None:
 
 def live_over_sockets() -> None:
     for seed in SEEDS:
-        interleave_sockets(seed, 1000)
+        interleave_sockets(seed, 1400)
 
 
 # A fifth of them at once, which seed 4 catches soon: others take seconds of interleavings before they are caught.
