@@ -5,8 +5,10 @@ All of pyspacemouse and easyhid runs. Each mouse is an empty file in a folder. `
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +19,8 @@ from unittest.mock import patch
 import easyhid.easyhid
 import pyspacemouse.api
 
+QUEUE = 63  # reports of one handle: hidraw's ring of 64 keeps a place free, and drops a report that finds it full
+RATE = 125  # Hz, at which a deflected mouse reports
 COMPACT = (0x256F, 0xC635)  # vendor and product of a mouse with two buttons and reports of 7 bytes
 PRO_WIRELESS = (0x256F, 0xC632)  # 15 buttons, all six axes in one report of 13 bytes
 
@@ -41,10 +45,16 @@ def buttons(mask: int) -> bytes:
     return struct.pack("<BQ", 3, mask)
 
 
-class Handle(deque[bytes]):
-    """Reports that were not read yet."""
+class Report(bytes):
+    """A report, and the moment at which the mouse sent it, monotonic s."""
 
-    gone = False
+    moment = 0.0
+
+
+@dataclasses.dataclass(eq=False)
+class Handle:
+    queue: deque[bytes] = dataclasses.field(default_factory=deque)
+    gone: bool = False
 
 
 class Mouse:
@@ -59,10 +69,14 @@ class Mouse:
         self.plug()
 
     def push(self, *reports: bytes) -> None:
-        """Report to every program that has it open."""
+        """Report to every program that has it open. Full queues drop the report."""
+        moment = time.monotonic()
         with self.lock:
-            for handle in self.handles:
-                handle.extend(reports)
+            for report in map(Report, reports):
+                report.moment = moment
+                for handle in self.handles:
+                    if len(handle.queue) < QUEUE:
+                        handle.queue.append(report)
 
     def unplug(self) -> None:
         with self.lock:
@@ -78,10 +92,13 @@ class Mouse:
 
 
 class FakeHid:
-    """The functions of hidapi that easyhid calls, over mice in a folder. `opened`: paths given to `open_by_path`."""
+    """The functions of hidapi that easyhid calls, over mice in a folder.
+
+    `opened`: paths given to `pyspacemouse.open_by_path`; `newest`: the moment of the newest report that was read.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self.newest = folder, 0.0
         self.mice: list[Mouse] = []
         self.opened: list[str] = []
         self._kept: Any = None  # memory of the last enumeration
@@ -126,9 +143,10 @@ class FakeHid:
         with mouse.lock:
             if handle.gone:
                 return -1
-            if not handle:
+            if not handle.queue:
                 return 0
-            report = handle.popleft()[:length]
+            whole = handle.queue.popleft()
+            self.newest, report = getattr(whole, "moment", self.newest), whole[:length]
         easyhid.easyhid.ffi.memmove(data, report, len(report))
         return len(report)
 

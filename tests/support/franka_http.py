@@ -1,4 +1,4 @@
-"""A stand-in of HIL-SERL's HTTP server with a simulated arm, which can also err, hang and refuse."""
+"""A stand-in of HIL-SERL's HTTP server with a simulated arm, which can also freeze, repeat, err, hang and refuse."""
 
 from __future__ import annotations
 
@@ -22,6 +22,12 @@ def angle_between(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.linalg.norm(axis_angle(matrix_of_quat(a) @ matrix_of_quat(b).T)))
 
 
+def axis(vector: np.ndarray) -> tuple[np.ndarray, float]:
+    """The quaternion of a rotation: its vector, and its number."""
+    angle = np.linalg.norm(vector)
+    return vector * np.sinc(angle / (2 * np.pi)) / 2, float(np.cos(angle / 2))
+
+
 class Arm:
     """An arm under an impedance controller: it follows its target with a first-order lag. Not thread-safe."""
 
@@ -30,7 +36,7 @@ class Arm:
         self.target, self.vel, self.gripper = self.pose.copy(), np.zeros(6), 1.0
         self.reflex = False  # it stands still until "clearerr", and its next target is where it stands
         self.blocked = False  # by an obstacle: it obeys no target
-        self.lag = 0.03  # s
+        self.lag, self.noise = 0.03, 0.1  # s; of the force, which makes each state differ from the one before
         self._closed, self._clock, self._moment = False, clock, clock()
         self._rng = np.random.default_rng(0)
 
@@ -44,9 +50,10 @@ class Arm:
         self.vel = np.zeros(6) if still else (1 - share) * way / self.lag
         self.gripper += (1 - np.exp(-elapsed / 0.1)) * (float(not self._closed) - self.gripper)
         if not still and np.linalg.norm(way) > 1e-12:
-            at, to = self.pose[3:], self.target[3:] * (-1.0 if self.target[3:] @ self.pose[3:] < 0 else 1.0)
-            turned = at + share * (to - at)
-            self.pose = np.append(self.pose[:3] + share * way[:3], turned / np.linalg.norm(turned))
+            (x, y, z), w = axis(share * turn)
+            u = self.pose[3:]
+            left = np.array([[w, -z, y, x], [z, w, -x, y], [-y, x, w, z], [-x, -y, -z, w]])  # the product from the left
+            self.pose = np.append(self.pose[:3] + share * way[:3], left @ u / np.linalg.norm(u))
 
     def obey(self, path: str, body: Any) -> None:
         if path == "pose" and not self.reflex:
@@ -58,7 +65,7 @@ class Arm:
             self._closed = path != "open_gripper"
 
     def state(self) -> dict[str, Any]:
-        force = 0.1 * np.abs(self._rng.standard_normal(3))  # makes each state differ from the one before
+        force = self.noise * np.abs(self._rng.standard_normal(3))
         return {"pose": self.pose.tolist(), "vel": self.vel.tolist(), "force": force.tolist(), "torque": [0.0] * 3,
                 "q": [0.0] * 7, "dq": [0.0] * 7, "jacobian": [[0.0] * 7] * 6, "gripper_pos": self.gripper}  # fmt: skip
 
@@ -66,15 +73,17 @@ class Arm:
 class FrankaServer:
     """The server of one arm, on a free port of loopback. Use it as a context.
 
-    `requests` are the paths and contents of all requests but "getstate", in their order. `errs`: paths
-    that are answered with status 500. `hangs`: paths that are not answered until it is over.
+    `requests` are the paths and contents of all requests but "getstate", in their order. `frozen`: states repeat.
+    `errs`: paths that are answered with status 500. `hangs`: paths that are not answered until it is over. `answer`:
+    what "getstate" answers instead.
     """
 
     def __init__(self, start: np.ndarray = START, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.arm, self._lock = Arm(start, clock), threading.Lock()
         self.requests: list[tuple[str, Any]] = []
         self.states = 0  # that were asked for
-        self.errs, self.hangs, self._over = set(), set(), threading.Event()
+        self.frozen, self.errs, self.hangs, self.answer = False, set(), set(), None
+        self._over, self._last = threading.Event(), b""
         stand_in = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -110,8 +119,10 @@ class FrankaServer:
                 return 500, b"internal server error"
             if path == "getstate":
                 self.states += 1
-                self.arm.advance()
-                return 200, json.dumps(self.arm.state()).encode()
+                if not self.frozen or not self._last:
+                    self.arm.advance()
+                    self._last = json.dumps(self.arm.state()).encode()
+                return 200, self._last if self.answer is None else self.answer
             if path != "pose" and path not in ORDERS:
                 return 404, b"not found"
             self.requests.append((path, body))

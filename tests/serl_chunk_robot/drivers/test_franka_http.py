@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import importlib
-import json
 import time
 import types
 from functools import cached_property
 
 import numpy as np
 import pytest
-from driver_rigs import DT, loop_of, sets
-from franka_http import START, Arm, FrankaServer
+from driver_rigs import DT, loop_of
+from franka_http import START, FrankaServer
 from robot_served import wait
 
 from serl_chunk_robot.control.loop import Refused, RobotLoop, Status
 from serl_chunk_robot.drivers.base import DriverError, Reading
-from serl_chunk_robot.drivers.franka_http import REPEATS, STUCK, FrankaHttp, Orders, _States, stop_outside
+from serl_chunk_robot.drivers.franka_http import JOINT_RESET_EVERY, REPEATS, STUCK, FrankaHttp, Orders, stop_outside
 from serl_chunk_robot.geometry.rotations import quat_of_euler
 from serl_chunk_robot.safety.gate import Command
 
@@ -112,44 +110,25 @@ def test_it_is_stopped_from_outside_the_server(cell):
         stop_outside({"urls": ["http://127.0.0.1:9/"]}, "a stop by desk")
 
 
-def answer(place: np.ndarray, sign: float = 1.0) -> bytes:
-    pose = [*place[:3], *(sign * quat_of_euler(place[3:]))]
-    return json.dumps({"pose": pose, "vel": [0] * 6, "force": [0] * 3, "torque": [0] * 3, "gripper_pos": 1}).encode()
-
-
 @pytest.mark.parametrize("axis", [3, 5])
-def test_angles_make_no_jump_where_euler_s_do(axis):
+def test_angles_make_no_jump_where_euler_s_do(made, axis):
     place = START * (np.arange(6) != 5)
-    states = _States(place[3:])
+    cell = made(place, centre=place[3:])
     for k in range(1, 25):
         place = place + 0.1 * (np.arange(6) == axis)
-        states.take(answer(place, (-1) ** k), 0.0)
-        np.testing.assert_allclose(states.newest.place, place, atol=1e-9)
+        cell.server.arm.pose = cell.server.arm.target = np.append(place[:3], (-1) ** k * quat_of_euler(place[3:]))
+        np.testing.assert_allclose(cell.newest(after=DT).q[:6], place, atol=1e-9)
 
 
-def test_the_measured_speed_is_that_of_the_measured_angles():
+def test_the_measured_speed_is_that_of_the_measured_angles(made):
     """What stops a robot that is too fast reads it."""
-    start, to = np.array([[0.5, 0.0, 0.3, 3.0, 0.6, 0.4], [0.55, -0.05, 0.32, 3.2, 0.4, 0.7]])
-    now, places, speeds = 0.0, [], []
-    arm, states = Arm(start, lambda: now), _States(start[3:])
-    arm.lag, arm.target = 0.2, np.append(to[:3], quat_of_euler(to[3:]))
-    for now in (0.002, 0.004, 0.006, 0.008):
-        arm.advance()
-        states.take(json.dumps(arm.state()).encode(), now)
-        places.append(states.newest.place)
-        speeds.append(states.newest.speed)
-    between = (np.array(speeds[1:]) + speeds[:-1]) / 2
-    np.testing.assert_allclose(between, np.diff(places, axis=0) / 0.002, rtol=0.02, atol=0.01)
-
-
-def test_a_repeated_state_is_no_older_than_the_server_may_leave_it():
-    states = _States(START[3:])
-    for place, asked, stamp in ((START, 1.0, 1.0), (START, 6.0, 6.0 - REPEATS), (START + 0.01, 7.0, 7.0)):
-        states.take(answer(place), asked)
-        assert states.newest.stamp == stamp
-    for wrong in (b"[" * 100_000, b"[]", b"{", answer(START * np.nan), b'{"pose": [0, 0, 0, 0, 0, 0, 0]}'):
-        with pytest.raises(http.client.HTTPException, match="no state"):
-            states.take(wrong, 8.0)
+    start = np.array([0.5, 0.0, 0.3, 3.0, 0.6, 0.4])
+    cell, to = made(start), start + np.array([0.05, -0.05, 0.02, 0.2, -0.2, 0.3])
+    cell.server.arm.lag, cell.server.arm.target = 0.2, np.append(to[:3], quat_of_euler(to[3:]))
+    readings = [cell.newest(after=0.002) for _ in range(4)]
+    rates = np.diff([each.q for each in readings], axis=0)[:, :6] / 0.002
+    dq = np.array([each.dq[:6] for each in readings])
+    np.testing.assert_allclose((dq[1:] + dq[:-1]) / 2, rates, rtol=0.02, atol=0.01)
 
 
 def test_one_request_that_fails_is_no_fault_and_two_are(cell):
@@ -161,6 +140,13 @@ def test_one_request_that_fails_is_no_fault_and_two_are(cell):
         faults.append(cell.driver.read().faults)
     assert faults[::2] == [(), ()]
     assert "getstate: HTTP 500" in faults[1][0]
+
+
+def test_a_repeated_state_is_no_older_than_the_server_may_leave_it(cell):
+    cell.server.arm.noise = 0.0
+    cell.newest()
+    cell.newest(after=5.0)
+    assert cell.newest().stamp == cell.now - REPEATS
 
 
 def test_error_recoveries_that_do_not_help_end_in_a_fault(made):
@@ -277,34 +263,46 @@ def test_the_lock_out_lets_one_gripper_request_through_and_then_the_last():
 # Under the loop.
 
 
-def test_a_server_that_hangs_stops_the_robot_and_holds_no_pass_up(cell):
+@pytest.mark.parametrize("hangs", [True, False])
+def test_a_server_that_hangs_or_repeats_itself_stops_the_robot_and_holds_no_pass_up(cell, hangs):
     at = cell.armed()
-    cell.server.hangs, cell.slowest = {"getstate"}, 0.0
-    for _ in range(7):
-        if cell.tick(at, fresh=False).state != "RUN":
+    cell.server.hangs, cell.server.frozen, cell.slowest = {"getstate"} if hangs else set(), not hangs, 0.0
+    for k in range(1, 8):
+        status = cell.tick(at + by(0.02 * k * (not hangs)), fresh=not hangs)
+        if status.state != "RUN":
             break
-    assert "ms old" in cell.run(5, fresh=False).word
+    word = cell.run(5, fresh=not hangs).word
+    assert "ms old" in word or (not hangs and "repeated" in word)
     assert cell.slowest < 0.05
     cell.server.goes_on()
     cell.run(3)
     assert cell.loop.machine.state == "STOPPED"
 
 
-def test_a_server_that_fails_stops_the_robot_which_goes_on_once_it_is_back(cell):
-    server = cell.server
-    for fails, mends, why in (
-        (sets(server, errs={"pose"}), sets(server, errs=set()), "pose: HTTP 500"),
-        (server.refuse, server.start, "refused"),
-    ):
-        at = cell.armed()
-        fails()
-        cell.tick(at, fresh=False)
-        assert why in cell.loop.machine.word
-        cell.run(10, fresh=False)
-        assert cell.loop.machine.state == "STOPPED"
-        mends()
-        cell.run(5)
-        assert cell.cleared().state == "HOLD"
+@pytest.mark.parametrize(
+    ("fails", "why"),
+    [
+        ({"errs": {"pose"}}, "pose: HTTP 500"),
+        ({}, "refused"),
+        ({"answer": b"[" * 100_000}, "no state"),
+        ({"answer": b'{"pose": [0, 0, 0, 0, 0, 0, 0]}'}, "no state"),
+    ],
+    ids=["errs", "refuse", "nested", "no state"],
+)
+def test_a_server_that_fails_stops_the_robot_which_goes_on_once_it_is_back(cell, fails, why):
+    at, server = cell.armed(), cell.server
+    vars(server).update(fails)
+    if not fails:
+        server.refuse()
+    cell.tick(at, fresh=False)
+    assert why in cell.loop.machine.word
+    cell.run(10, fresh=False)
+    assert cell.loop.machine.state == "STOPPED"
+    server.errs, server.answer = set(), None
+    if not fails:
+        server.start()
+    cell.run(5)
+    assert cell.cleared().state == "HOLD"
     np.testing.assert_allclose(server.arm.pose[:3], START[:3], atol=2e-3)
     assert server.paths("close_gripper", "open_gripper") == []
 
@@ -337,6 +335,6 @@ def test_a_joint_reset_stops_the_robot_until_it_is_done(cell):
     np.testing.assert_allclose(cell.cleared().set_point[:3], [0.5, 0, 0.4], atol=1e-6)
     driver.set("joint_reset", True)
     assert not driver.read().faults, "not twice in ten minutes"
-    cell.now += 600.0
+    cell.now += JOINT_RESET_EVERY
     driver.set("joint_reset", True)
     wait(lambda: len(server.paths("jointreset")) == 2)
