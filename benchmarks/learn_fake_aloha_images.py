@@ -60,7 +60,7 @@ def update_seconds(config: ExperimentConfig, demos: Path, seconds: float) -> dic
     env = make_env(config.robot)
     spec, rng = env.robot_spec, np.random.default_rng(0)
     agent = make_agent(config, spec)
-    replay = Replay(spec, config, fit_preprocess(config, spec, episodes), bc_on=config.imitates)
+    replay = Replay(spec, config, fit_preprocess(config, spec, episodes), bc_on=config.imitated)
     replay.add_demo(*episodes)
     loader = BatchLoader(replay, rng, put=jax.device_put)
     state, base = agent.init(jax.random.key(0)), agent.new_base(jax.random.key(1))

@@ -34,7 +34,7 @@ def measure(name: str, config: ExperimentConfig, spec: RobotSpec, seconds: float
     rng = np.random.default_rng(0)
     demos = [noise_episode(f"demo{k}", spec, LENGTH, rng) for k in range(50)]
     agent = make_agent(config, spec)
-    replay = Replay(spec, config, fit_preprocess(config, spec, demos), bc_on=config.imitates)
+    replay = Replay(spec, config, fit_preprocess(config, spec, demos), bc_on=config.imitated)
     replay.add_demo(*demos)
     for k in range(50):
         for record in noise_episode(f"online{k}", spec, LENGTH, rng):

@@ -87,7 +87,7 @@ def measure(
         return noise_episode(name, spec, LENGTH, rng, image_every=horizon if images else 0)  # at every decision
 
     demos = [episode(f"d{k}") for k in range(max(1, steps // LENGTH // 10))]
-    replay = Replay(spec, config, fit_preprocess(config, spec, demos), bc_on=config.imitates)
+    replay = Replay(spec, config, fit_preprocess(config, spec, demos), bc_on=config.imitated)
     replay.add_demo(*demos)
     count = steps // LENGTH
     start = time.perf_counter()
@@ -168,7 +168,7 @@ def measure_demos(seconds: float, count: int, *, batch: int, horizon: int, side:
                 rows = count * (LENGTH + 1)
                 capacities = {"capacity": LENGTH * 2, "demo_capacity": rows, "image_capacity": rows}
                 config = config_of(horizon, True, **capacities, frame_cache_bytes=cache)
-                replay = Replay(used, config, fit_preprocess(config, used, demos), bc_on=config.imitates)
+                replay = Replay(used, config, fit_preprocess(config, used, demos), bc_on=config.imitated)
                 replay.add_demo(*demos)
                 loaded, rng = time.perf_counter() - start, np.random.default_rng(1)
                 warm = 0

@@ -157,7 +157,7 @@ def possible_returns(reward: RewardConfig, discount: float, stages: float = 0.0)
 
 
 _SUCCESSES = Requirement(
-    "agent.bc_on=+successes, or agent.bc_on=none and a human who intervenes", lambda c: c.imitates == "+successes"
+    "agent.bc_on=+successes, or agent.bc_on=none and a human who intervenes", lambda c: c.imitated == "+successes"
 )
 _DECODED = (CAMERAS, needs("agent.encoder.cache_features", False, note="features stand for decoded frames"))
 
@@ -357,8 +357,8 @@ class ExperimentConfig(Group):
                 f"dense gives rewards below 0, and the range of the critic of agent {agent.kind} follows from "
                 "reward.* alone. Set robot.reward=sparse, or use --preset qc, whose critic has none.")
         only_demos = (self.replay.windows, self.replay.demo_fraction) == ("qc", 1) and loop.online_steps != 0
-        require(self.imitates not in ("interventions", "demo+interventions") or not only_demos, "agent.bc_on",
-            f"{self.imitates} imitates human steps online, and replay.windows=qc with replay.demo_fraction=1 draws "
+        require(self.imitated not in ("interventions", "demo+interventions") or not only_demos, "agent.bc_on",
+            f"{self.imitated} imitates human steps online, and replay.windows=qc with replay.demo_fraction=1 draws "
             "demonstrations alone. Set replay.windows=episode, or agent.bc_on=demo.")
         require(bool(self.robot.task) or not agent.language.reads, "robot.task",
             f"empty, and agent.language.tokenizer={agent.language.tokenizer} reads it. Set it to the task in words, or "
@@ -393,7 +393,7 @@ class ExperimentConfig(Group):
                 "policy would act with more committed actions than it trained with. Use recorded.")
 
     @property
-    def imitates(self) -> BcOn:
+    def imitated(self) -> BcOn:
         """What `agent.bc_on` comes to: without a human, a policy that imitates itself drifts."""
         helped: BcOn = "demo+interventions" if self.actor.intervention == "none" else "+successes"
         return self.agent.bc_on or helped

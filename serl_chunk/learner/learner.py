@@ -194,7 +194,7 @@ class Learner:
             self.agent.check_base(restored.meta["base_digest"])
         self.preprocess = preprocess
         embed = agent.perception.embedder(self.base)  # with the weights that the run has: they never change
-        self.replay = Replay(spec, config, preprocess, bc_on=config.imitates, embed=embed)
+        self.replay = Replay(spec, config, preprocess, bc_on=config.imitated, embed=embed)
         self.router = RecordRouter(self.replay)
         self.router.demonstrations.hold(data.demos)
         self._precompute = None if embed is None else precompute_features(self.replay)

@@ -172,9 +172,9 @@ class OfflineData:
         # The published code imitates every row as it is; later parts of a data set may have what this one has not.
         if config.agent.imitates_all_rows or self._dataset is not None or self._replay.imitates_demos:
             return
-        human_only = config.imitates == "interventions"
+        human_only = config.imitated == "interventions"
         raise ConfigError(
-            f"no step of these {self.episodes} demonstrations is imitated: agent.bc_on={config.imitates} takes the "
+            f"no step of these {self.episodes} demonstrations is imitated: agent.bc_on={config.imitated} takes the "
             f"steps of successful or undecided ones{' that a human acted on' if human_only else ''}, failed ones "
             f"never. Give others, {'set agent.bc_on=demo, ' if human_only else ''}or set learner.pretrain_steps=0",
             parameter="learner.pretrain_steps",

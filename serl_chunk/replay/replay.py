@@ -231,7 +231,7 @@ class Replay:
     @property
     def imitates_demos(self) -> bool:
         """Whether any step of the demonstrations is imitated (`agent.bc_on`)."""
-        if self._config.replay.windows == "qc" and self._config.imitates == "all":
+        if self._config.replay.windows == "qc" and self._config.imitated == "all":
             return True  # also failed ones, as the published code has it
         with self._lock:
             held, weight = self._partitions.demo.episodes.values(), self._partitions.storage.steps.bc_weight
