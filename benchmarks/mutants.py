@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 PACKAGES = {"serl_chunk": "serl_chunk", "serl_chunk_robot": "packages/serl-chunk-robot/serl_chunk_robot"}
-LEFT_OUT = (".git", ".venv", "__pycache__", ".*_cache", ".hypothesis", "runs", "demos", "wandb")
+LEFT_OUT = (".git", ".venv", "__pycache__", ".*_cache", ".hypothesis", "wandb")
 FLAGS = "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0"  # as `make test` compiles, nearly
 
 
@@ -211,7 +211,11 @@ class Checkout:
 
     def __init__(self, root: Path, folder: Path, coverage: Path) -> None:
         self.root, self.coverage = folder / "tree", coverage
-        shutil.copytree(root, self.root, ignore=shutil.ignore_patterns(*LEFT_OUT))
+        every = shutil.ignore_patterns(*LEFT_OUT)
+        own = shutil.ignore_patterns("runs", "demos")  # of packages and tests they are rooms
+        shutil.copytree(
+            root, self.root, ignore=lambda at, names: every(at, names) | (own(at, names) if Path(at) == root else set())
+        )
         self.environ = os.environ | {
             "PYTHONPATH": f"{self.root}:{self.root / 'packages/serl-chunk-robot'}",
             "XLA_FLAGS": FLAGS,

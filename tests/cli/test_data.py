@@ -23,6 +23,7 @@ from errors import naming
 from journal_runs import Run, assert_equal
 
 from serl_chunk.attention.alarm import Alarm
+from serl_chunk.cli.data import convert
 from serl_chunk.cli.process import load
 from serl_chunk.cli.record import run_record
 from serl_chunk.data.demos import load_demos
@@ -155,7 +156,8 @@ def _run(*arguments: object) -> int:
     return main(["data", "convert", *map(str, arguments), "--workers", "0"])
 
 
-def test_bad_episodes_end_it_or_are_listed(tmp_path, capsys):
+def test_bad_episodes_end_it_or_are_listed(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(convert, "_EVERY", 0.0)
     folder, out = written(tmp_path / "in", range(4, 9)), tmp_path / "out"
     for i in (1, 3):
         (folder / f"episode_{i}.hdf5").write_text("damaged")
@@ -164,6 +166,7 @@ def test_bad_episodes_end_it_or_are_listed(tmp_path, capsys):
     assert _run(folder, "--to", "hdf5", "--out", out, "--resume", "--skip-bad") == 0
     said = capsys.readouterr().out
     assert "3 episodes, 18 steps, 36 frames (1 episodes were there before)" in said  # of two cameras
+    assert re.search(r"of \d episodes, \d+ frames/s, .*, 2 bad", said)
     assert "2 bad episodes left out:" in said
     assert f"  3: {folder}/episode_3.hdf5: the file is truncated" in said
 

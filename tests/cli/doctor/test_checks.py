@@ -57,6 +57,15 @@ def test_records_and_snapshots_against_a_link(measured, status, words):
     assert snapshots == ["ok", "warning"]
 
 
+def test_what_an_experiments_records_weigh():
+    frames, none, jpeg = (
+        checks.expected(c, spec_of(FAKE)) for c in (camera_config(), changed(), camera_config(jpeg_quality=90))
+    )
+    assert frames.images > 0.9
+    assert 5 * (frames.mean - none.mean) == pytest.approx(frames.human - none.mean, rel=0.01)  # once a chunk of five
+    assert 0.05 < jpeg.mean / frames.mean < 0.2
+
+
 def test_the_spools_disk(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     spec = spec_of(FAKE)

@@ -13,12 +13,12 @@ from robot_cameras import PublishedCamera, job
 from robot_served import HERE, Served, free_port, served, wait, write_keys
 
 from serl_chunk_robot.client.client import RobotError
-from serl_chunk_robot.devices.base import Sample
+from serl_chunk_robot.devices.base import KeyEvent, Sample
 from serl_chunk_robot.drivers.camera import CameraError, CameraSpec, Frame
 from serl_chunk_robot.errors import ConfigError
 from serl_chunk_robot.robot_file.config import load
 from serl_chunk_robot.server.processes import Processes
-from serl_chunk_robot.server.streams import FramePublisher, device_children
+from serl_chunk_robot.server.streams import FramePublisher, ReadingPublisher, device_children
 
 DEVICES = """
 import time
@@ -216,6 +216,16 @@ def test_changed_is_the_moment_of_the_last_picture_that_differed(monkeypatch, no
     changed += [sent.publish(image, 3.0)["changed"], sent.publish(image, 4.0)["changed"]]
     assert changed == ([0.5, 0.5, 2.5, 2.5] if noisy else [0.5, 1.5, 2.5, 3.5]), "of a drawn scene they always change"
     sent.publisher.close()
+
+
+def test_every_reading_repeats_the_keys_of_the_last_two_seconds(monkeypatch):
+    clock, sent = iter((0.0, 10.0, 11.9, 12.1)), Sent(monkeypatch, CameraSpec(4, 5))
+    sent.publisher.close()
+    publisher = ReadingPublisher(sent.publisher._job, lambda: next(clock))
+    for keys in ([KeyEvent("left", True, 10.0)], [], []):
+        publisher.publish(Sample(None, None, (), 10.0, True), keys)
+    publisher.close()
+    assert [[list(key) for key in m["keys"]] for m in sent.messages] == [[[0, "left", True, 10.0]]] * 2 + [[]]
 
 
 @pytest.mark.parametrize(
