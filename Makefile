@@ -37,8 +37,8 @@ lab: $(VENV)/installed
 # What one worker compiled the others need not: see tests/conftest.py.
 QUICKLY := --xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0 \
     --xla_llvm_disable_expensive_passes=true
-# One more than cores, for system tests wait more than they compute; four fill a machine of 16 GB.
-WORKERS ?= $(shell $(PYTHON) -c "import os; print(min(4, os.cpu_count() + 1))")
+# Two more than cores, for system tests wait more than they compute; four fill a machine of 16 GB.
+WORKERS ?= $(shell $(PYTHON) -c "import os; print(min(4, os.cpu_count() + 2))")
 # Tests of one file stay together: they share fixtures and what was traced for them. Long files come first: see
 # tests/conftest.py.
 PYTEST = XLA_FLAGS="$(QUICKLY) $$XLA_FLAGS" $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile \

@@ -31,7 +31,7 @@ EXAMPLES = "SERL_CHUNK_TEST_EXAMPLES"  # the hypothesis profile: see tests/suppo
 
 logging.getLogger("serl_chunk").setLevel(logging.INFO)  # for `caplog`
 
-settings.register_profile("default", deadline=None, max_examples=50)
+settings.register_profile("default", deadline=None, max_examples=30)
 settings.register_profile("thorough", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get(EXAMPLES, "default"))
 

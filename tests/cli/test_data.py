@@ -183,7 +183,9 @@ def test_foreign_files_and_notes(tmp_path, capsys):
     assert "color" in capsys.readouterr().err
     arguments += ("--color=bgr", "--scores=score_5=1,score_1=0.25")
     assert _run(*arguments, "--hz=30") == 0  # nothing had been converted: no --resume
-    assert "note: observations/qvel is not read" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "note: observations/qvel is not read" in said
+    assert "all steps are taken for a human's" in said
     assert _run(*arguments, "--resume") == 2
     assert re.search(naming(tmp_path / "out", "hz", 30.0, "None"), capsys.readouterr().err)
     first = read_episode(tmp_path / "out" / "episode_0.hdf5")

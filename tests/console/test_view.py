@@ -46,6 +46,17 @@ def draw(state: ConsoleState, columns: int = COLUMNS, rows: int = ROWS) -> list[
     return lines(state, columns, rows, hints(state.word, bind_keys()))
 
 
+def test_everything_of_a_state_is_shown():
+    whole = "\n".join(text(draw(FULL)))
+    for shown in (
+        "49.9 of 50 Hz", "p50 0.2 ms, p99 1.4 ms", "cam_high 0.02 s", "cam_right_wrist 0.41 s", "version 1234",
+        "1,017 steps", "12% of ticks", "8.2 in 10 minutes", "12 min ago", "success (operator)", "demonstration 3 of 20",
+        "moves in 3 s", "Enter goes on", "Cannot start because:",
+        *(part for obstacle in OBSTACLES for part in obstacle),
+    ):  # fmt: skip
+        assert shown in whole, shown
+
+
 @pytest.mark.parametrize(("columns", "rows"), [(COLUMNS, ROWS), (COLUMNS, 2), (40, 12)])
 def test_an_alarm_comes_first_rings_and_is_a_line_of_the_log(columns, rows):
     drawn = " ".join(text(draw(UNCONFIRMED, columns, rows)))
