@@ -95,6 +95,7 @@ SPOILT: list[Spoilt] = [
     ("hil_serl", {"1/actions": None}, (1, "actions", "observations")),
     ("hil_serl", {"1": 3}, (1, "int", "dict")),
     ("hil_serl", {"1/observations/state": np.zeros((2, 5), "f4")}, (1, "observations['state']", "[2, 5]", "[5]")),
+    ("hil_serl", {"1/observations/state": np.zeros(4, "f4")}, (1, "observations['state']", "[4]", "[5] as before")),
     ("hil_serl", {"1/observations/state": np.full((1, 5), np.nan)}, (1, "observations['state']")),
     ("hil_serl", {"1/rewards": np.nan}, (1, "rewards", "float")),
     ("hil_serl", {"1/infos/succeed": "yes"}, (1, "infos['succeed']", "str")),
