@@ -89,10 +89,15 @@ def _items_of(
     return items, {**meta, "step": step, "serl_chunk": version_info()._asdict(), "checksums": sums}
 
 
+# Threads of one save of orbax's wait for folders by a number that the newest save of the process sets. Two at once, as
+# one of the period and a timed one, would write into folders that the other's threads have not made.
+_SAVES_ALONE = threading.Lock()
+
+
 def _save(path: Path, items: Mapping[str, Flat], info: dict[str, Any]) -> None:
     arrays = {name: ocp.args.StandardSave(flat) for name, flat in items.items()}
     meta = ocp.args.JsonSave({"content": info, "crc32": _text_checksum(info)})
-    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+    with _SAVES_ALONE, ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
         checkpointer.save(path, args=ocp.args.Composite(**arrays, meta=meta))
 
 

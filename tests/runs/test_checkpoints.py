@@ -234,6 +234,17 @@ def test_each_replaces_the_one_before_and_those_of_the_period_stay(tmp_path, cap
     assert restore(run).step == 11
 
 
+def test_one_of_the_period_and_one_by_time_that_are_written_at_once_are_both_whole(tmp_path):
+    """Orbax alone fails at one of the two about every other time."""
+    store, timed = CheckpointStore(tmp_path), TimedCheckpoints(tmp_path)
+    for step in range(4):
+        for one in (store, timed):
+            one.save(step, state_of(step), NORMALISER, NORMALISER, {"updates": step})
+        assert (store.wait(), timed.wait()) == (True, True), step
+    assert store.steps() == list(range(4))
+    assert folders(tmp_path) == ["4"]
+
+
 def test_two_of_one_step_differ_in_the_updates_made(tmp_path):
     """Those of pretraining and of a critic's warm-up are all of step 0."""
     timed = TimedCheckpoints(tmp_path)
