@@ -40,8 +40,9 @@ QUICKLY := --xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=
 # Two more than cores, for system tests wait more than they compute; four fill a machine of 16 GB.
 WORKERS ?= $(shell $(PYTHON) -c "import os; print(min(4, os.cpu_count() + 2))")
 # Tests of one file stay together: they share fixtures and what was traced for them. Long files come first: see
-# tests/conftest.py.
-PYTEST = XLA_FLAGS="$(QUICKLY) $$XLA_FLAGS" $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile \
+# tests/conftest.py. Bytecode is written also where the environment says not to: each of the processes that tests start
+# would compile every module anew.
+PYTEST = PYTHONDONTWRITEBYTECODE= XLA_FLAGS="$(QUICKLY) $$XLA_FLAGS" $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile \
     --no-loadscope-reorder $(PYTEST_FLAGS)
 
 test: $(VENV)/installed
