@@ -22,7 +22,8 @@ def observe(batch: int = 6, size: int = 12, seed: int = 0) -> dict[str, np.ndarr
 def test_features_are_the_state_beside_one_embedding_per_camera(keys, use_state, width):
     encoder, observation = ObservationEncoder(keys, use_state, EncoderConfig(features=(4,), latent=4)), observe()
     variables = jax.jit(encoder.init)(jax.random.key(0), observation)
-    features = encoder.apply(variables, observation)
+    apply = jax.jit(encoder.apply)
+    features = apply(variables, observation)
     assert (features.shape, features.dtype) == ((6, width), jnp.float32)
     if use_state:
         np.testing.assert_array_equal(features[:, :5], observation["state"])
@@ -31,7 +32,7 @@ def test_features_are_the_state_beside_one_embedding_per_camera(keys, use_state,
     if keys:
         assert float(jnp.abs(features[:, -4:]).max()) <= 1
         np.testing.assert_array_equal(features[:, -4:], features[:, -8:-4] if len(keys) > 1 else features[:, -4:])
-    single = encoder.apply(variables, {k: v[2] for k, v in observation.items()})  # which needs no batch
+    single = apply(variables, {k: v[2] for k, v in observation.items()})  # which needs no batch
     np.testing.assert_allclose(single, features[2], atol=1e-5)
 
 
@@ -57,7 +58,8 @@ def test_every_encoder_gives_one_embedding_per_camera_of_weights_of_its_own(kind
     observation = observe(batch=2)
     variables = jax.jit(encoder.init)(jax.random.key(0), observation)
     assert set(variables["params"]) == {"camera_a", "camera_b", "state_dense", "state_norm"}
-    features = encoder.apply(variables, observation)
+    apply = jax.jit(encoder.apply)
+    features = apply(variables, observation)
     assert (features.shape, features.dtype) == ((2, 3 + 2 * 6), jnp.float32)
     assert float(jnp.abs(features).max()) <= 1
     assert not np.array_equal(features[:, 3:9], features[:, 9:])  # equal frames
@@ -72,18 +74,19 @@ TEXT = {
 def test_a_text_is_embedded_next_to_the_state_and_its_order_counts():
     encoder = ObservationEncoder((), True, EncoderConfig(), LanguageConfig("bytes", 4))
     observation = {"state": np.zeros((3, 5), np.float32), **TEXT}
-    variables = encoder.init(jax.random.key(0), observation)
+    variables = jax.jit(encoder.init)(jax.random.key(0), observation)
     assert set(variables["params"]) == {"language"}
-    features = encoder.apply(variables, observation)
+    apply = jax.jit(encoder.apply)
+    features = apply(variables, observation)
     assert (features.shape, features.dtype) == ((3, 5 + 64), jnp.float32)
     assert float(jnp.abs(features).max()) <= 1
     different = [float(jnp.abs(features[i] - features[j]).max()) for i, j in ((0, 1), (0, 2), (1, 2))]
     assert min(different) > 0.05
-    single = encoder.apply(variables, {k: v[2] for k, v in observation.items()})
+    single = apply(variables, {k: v[2] for k, v in observation.items()})
     np.testing.assert_allclose(single, features[2], atol=1e-6)
     blank = TEXT["prompt"].copy()
     blank[2, 2:] = 99  # behind its end
-    np.testing.assert_array_equal(encoder.apply(variables, observation | {"prompt": blank}), features)
+    np.testing.assert_array_equal(apply(variables, observation | {"prompt": blank}), features)
 
 
 def test_spatial_embeddings_weigh_places_by_channel():
