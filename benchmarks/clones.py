@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+from pathlib import Path
 
 from support import learning
 from support.results import Run, write
@@ -27,6 +28,7 @@ def main() -> None:
     p = learning.parser(__doc__, "benchmark_clones", of="of the clone", seeds="1")
     p.add_argument("--task", default="fake_aloha", choices=SHORT)
     p.add_argument("--demos", default="10", type=learning.numbers, help="numbers of demonstrations, comma-separated")
+    p.add_argument("--recorded", type=Path, help="a folder of demonstrations, in place of scripted ones")
     p.add_argument("--first", type=int, default=8_000, help="policy updates of the first checkpoint that counts")
     p.add_argument("--last", type=int, default=8_000, help="policy updates of the last one")
     p.add_argument("--every", type=int, default=1_000, help="policy updates between checkpoints")
@@ -49,8 +51,9 @@ def main() -> None:
     for n in args.demos:
         for seed in args.seeds:
             config = apply_overrides(base, [("seed", str(seed)), *args.overrides])
-            demos = args.out / f"{SHORT[args.task]}_demos_{n}_{seed}"
-            learning.record(config, n, demos, learning.NOISE[args.task])
+            demos = args.recorded or args.out / f"{SHORT[args.task]}_demos_{n}_{seed}"
+            if args.recorded is None:
+                learning.record(config, n, demos, learning.NOISE[args.task])
             trained = learning.train(
                 config,
                 args.out / f"{SHORT[args.task]}_{args.name}_{n}_{seed}",

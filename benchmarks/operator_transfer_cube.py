@@ -163,9 +163,11 @@ class Method(NamedTuple):
     settings: tuple[str, ...]
 
 
-POLICY = ("agent.bc_joint_noise=0.7",)  # about 0.03 rad, of which the recorded figures are
+POLICY = ("agent.bc_joint_noise=0.7",)  # about 0.03 rad: demonstrations by hand tremble
+# The operator watches for 1.5 s and reacts 0.4 s later.
 LEARNER = ("learner.max_steps=36000", "learner.utd_ratio=0.5", "learner.checkpoint_period=5000",
-           "learner.keep_checkpoints=20", "learner.pretrain_steps=6000", "learner.warmup_episodes=5")  # fmt: skip
+           "learner.keep_checkpoints=20", "learner.pretrain_steps=6000", "learner.warmup_episodes=5",
+           "replay.exclude_before_takeover=2")  # fmt: skip
 # Sizes and averages of our policy, which the presets do not have.
 CLONE = ("agent.flow.hidden=256,256", "agent.flow.steps=5", "agent.policy_updates=3", "agent.policy_ema=0.999",
          "chunk.horizon=10")  # fmt: skip
@@ -189,7 +191,7 @@ def train(args: argparse.Namespace, there: Results | None) -> Run:
     texts = [split(text) for text in (*method.settings, *args.set)]
     common = [("seed", str(args.seed)), *overrides(mice)]
     if args.part == "hg-dagger":
-        texts.append(("actor.max_human_ticks", str(int(ours(there).figures["human_ticks"]))))
+        texts.append(("actor.max_human_ticks", str(int(ours(there, args.seed).figures["human_ticks"]))))
     config = configured(load_experiment(EXPERIMENT), [*common, *texts], preset=method.preset)
 
     def make(config: ExperimentConfig, env: RobotEnv) -> SimulatedOperator:
@@ -199,7 +201,7 @@ def train(args: argparse.Namespace, there: Results | None) -> Run:
 
     demos = [str(args.out / "demos")]
     if args.part.startswith("bc-more"):
-        count = math.ceil(ours(there).figures["human_ticks"] / np.mean(lengths(args.out / "demos")))
+        count = math.ceil(ours(there, args.seed).figures["human_ticks"] / np.mean(lengths(args.out / "demos")))
         demos.append(str(more_demonstrations(config, mice, count, args)))
     done = CheckpointStore(run).steps() if run.exists() else []
     if done and done[-1] < config.learner.max_steps and not args.as_it_is:
@@ -231,12 +233,12 @@ class InstantClock:
         self._now = max(self._now, moment)
 
 
-def ours(there: Results | None) -> Run:
-    """Return the run `ours`, which has the number of the operator's ticks that the others get."""
+def ours(there: Results | None, seed: int) -> Run:
+    """Return the run `ours` of a seed, which has the number of the operator's ticks that the others get."""
     for run in there.runs if there else ():
-        if run.name == "ours":
+        if (run.name, run.seed) == ("ours", seed):
             return run
-    raise SystemExit("run the part ours before this one, with the same --json")
+    raise SystemExit("run the part ours before this one, with the same --json and --seed")
 
 
 def more_demonstrations(config: ExperimentConfig, mice: Path, count: int, args: argparse.Namespace) -> Path:
