@@ -207,8 +207,21 @@ TABLES = {
     "operator-transfer-cube": Table(
         [(show.operator_ticks, {}), (show.percent, {})],
         [
-            *({"run": "ours", "at": at} for at in ((0,), (10_000, 20_000, 25_000, 30_000), (36_000,))),
-            *_runs("hg-dagger bc bc-more bc-more-still bc-more-velocity"),
+            *(
+                {"run": "ours", "seeds": (seed,), "at": at}
+                for seed in (42, 43)
+                for at in ((0,), (15_000, 25_000), (36_000,))
+            ),
+            *({"run": name, "seeds": (seed,)} for seed in (42, 43) for name in ("bc", "bc-more")),
+            {"run": "bc-more-still", "seeds": (42,)},
+        ],
+        {"file": "operator_transfer_cube"},
+    ),
+    "operator-transfer-cube-earlier": Table(
+        [(show.operator_ticks, {}), (show.percent, {})],
+        [
+            *({"run": "earlier_ours", "at": at} for at in ((0,), (10_000, 20_000, 30_000), (36_000,))),
+            *_runs("earlier_hg-dagger earlier_bc earlier_bc-more earlier_bc-more-still"),
         ],
         {"file": "operator_transfer_cube"},
     ),
