@@ -7,8 +7,11 @@ import xml.etree.ElementTree as ET
 
 import numpy as np
 import pytest
+from coded_replay import coded
 from errors import naming
+from journal_runs import Run
 from matplotlib.figure import Figure
+from metric_logs import add_episode, open_log
 
 from serl_chunk.config.agents.acfql import AcfqlConfig, DecoupledConfig
 from serl_chunk.config.agents.acrlpd import AcrlpdConfig
@@ -18,11 +21,11 @@ from serl_chunk.config.overrides import to_dict
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.runs.folder import CONFIG, FORMAT
 from serl_chunk.runs.metrics import METRICS_FILE, Counters, MetricsLog, RunMetrics, read_metrics
-from serl_chunk.runs.report import panels
+from serl_chunk.runs.report import panels, tables
 from serl_chunk.runs.report.panels import binned, decisions, value_range
 from serl_chunk.runs.report.report import build_comparison, build_report
 from serl_chunk.runs.report.tables import robot_time
-from serl_chunk.types import ConfigError, DataError
+from serl_chunk.types import ConfigError, DataError, Source
 
 pytestmark = pytest.mark.compiles
 
@@ -251,3 +254,35 @@ def test_the_range_follows_from_the_runs_configuration(agent, values, expected):
     found = value_range(to_dict(config))
     assert (found, config.value_range) == (expected if expected is None else pytest.approx(expected), found)
     assert value_range({}) is None
+
+
+def test_the_newest_episodes_that_the_journal_has_are_filmed_with_the_ticks_of_a_human(tmp_path, monkeypatch):
+    filmed = {}
+
+    class Video:
+        def __init__(self, path, control_hz):
+            self.path, self.shown = path, []
+            path.parent.mkdir(parents=True, exist_ok=True)
+
+        def add(self, images, *, human=False):
+            assert set(images) == {"images/a", "images/b"}
+            self.shown.append(human)
+
+        def finish(self, name):
+            filmed[name] = self.shown
+            self.path.write_bytes(b"mp4")
+
+    monkeypatch.setattr(tables, "EpisodeVideo", Video)
+    monkeypatch.setattr(tables, "ffmpeg_program", lambda: "ffmpeg")
+    run = Run(tmp_path / "run")
+    episodes = [coded(k, n, "success") for k, n in enumerate((12, 10, 9))]
+    episodes[2].source[2:5] = Source.HUMAN
+    with run.opened():
+        run.feed(episodes)
+    with open_log(run.path) as log:
+        for number, length in enumerate((12, 11, 9), 1):  # the second is of another length than its row
+            add_episode(log, Counters(0, 0, 0), length=length, number=number)
+    assert [tables.film_training_episodes(run.path, n) for n in (1, 3)] == [1, 2]
+    assert filmed == {"000003.mp4": [False] * 2 + [True] * 3 + [False] * 4, "000001.mp4": [False] * 12}
+    index = json.loads((run.path / "videos/training/films.json").read_text())
+    assert index == [{"number": 3, "file": "000003.mp4"}, {"number": 1, "file": "000001.mp4"}]
