@@ -31,7 +31,8 @@ def _option_online(label: str) -> dict[str, Any]:
 
 
 def _demonstrations(label: str) -> dict[str, Any]:
-    task, n = ("cube" if "TransferCube" in label else "fake"), numbers(label)[0]
+    task = "hand" if "by hand" in label else "cube" if "TransferCube" in label else "fake"
+    n = numbers(label)[0]
 
     def clones(where: Where) -> str:
         return show.plain_percent(dataclasses.replace(where, run=f"{task} {where.run}, {n} demonstrations"))
