@@ -181,6 +181,11 @@ TABLES = {
         _demonstrations,
         {"file": "clones", "seeds": (1, 2, 3, 4, 5)},
     ),
+    "clones-by-hand": Table(
+        [(show.plain_percent, {"run": name}) for name in ("k_joints", "h25")],
+        _demonstrations,
+        {"file": "clones", "seeds": (1, 2, 3, 4, 5)},
+    ),
     "going-online": Table(
         [
             *((show.arms, _at(n)) for n in (0, 500, 1_000, 2_000, 3_000, 4_000, 8_000, 12_000)),
