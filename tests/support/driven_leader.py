@@ -36,7 +36,7 @@ from serl_chunk_robot.devices.polling import PolledDevice
 class Simulated(PolledDevice):
     """Seven joints. A file shows their torque, and its absence unplugs the leader.
 
-    The file "held" beside it stands for a hand that holds the leader; "away" for one that moves it from its arm, once.
+    With a file "held" beside it a hand holds the leader; with "away" a hand moves it away from its arm, once.
     """
 
     pause = 0.002
