@@ -28,14 +28,15 @@ import numpy as np
 from support.lab_cell import FAKE, ROS, Lab, ros1
 from support.lab_experiment import CAMERA, meets
 from support.lab_operator import HELP, MEET, MISS, WATCH, kept
-from support.lab_report import Stage, write_report
+from support.lab_report import PAGES, Stage, write_report
 
 from serl_chunk.replay.episode import human_segments
 from serl_chunk.runs.episodes import RunSource
 from serl_chunk.types import STATE, Episode, Outcome
 from serl_chunk_robot.client.client import RobotClient
 
-DEMOS, MISSES, TRIALS = 10, 6, 10
+DEMOS, MISSES, TRIALS = 10, 6, 20
+WORKS = 0.8  # share of the trials in which a policy that works succeeds
 TRIES = 3  # of what a machine that stood still spoils
 MARK = ".lab"  # file in a folder that this script may replace
 
@@ -109,13 +110,18 @@ class Rehearsal:
         lab = self.lab
         with self.stage(f"evaluation of {TRIALS} trials") as shown:
             words = ["--actor", "--eval_checkpoint_step", "latest", "--eval_n_trajs", str(TRIALS)]
-            words += ["--checkpoint_path", "run"]
+            words += ["--checkpoint_path", "run", "--save_video"]
             with lab.operated(lambda: WATCH, *lab.at_learner, *words) as (terminal, operator):
                 output = lab.ends(terminal)
             found = re.findall(r"evaluation: success_rate=([01]\.\d+) n=(\d+)", output)
             need([int(n) for _, n in found] == [TRIALS], f"{len(found)} evaluations were reported")
-            failures = operator.keys.count("f")
-            shown.append(f"{float(found[0][0]):.0%} succeeded, the operator's key decided {failures}")
+            rate, failures = float(found[0][0]), operator.keys.count("f")
+            need(rate >= WORKS, f"{rate:.0%} of {TRIALS} succeeded, {WORKS:.0%} are asked for")
+            shown.append(f"{rate:.0%} succeeded, the operator's key decided {failures}")
+        with self.stage("pages of episodes") as shown:
+            for folder in PAGES:
+                lab.run_here("view", folder, "--out", f"{folder}.html", "--size_mb", "20")
+            shown.append(", ".join(PAGES.values()))
         with self.stage("export to LeRobot") as shown:
             lab.run_here("data", "export", "run", "--format", "lerobot", "--out", "lerobot")
             info = json.loads((self.out / "lerobot/meta/info.json").read_text())
@@ -132,7 +138,8 @@ class Rehearsal:
 
     def _record(self, folder: str, n: int, choose: Callable[[], str], *more: str) -> str:
         lab = self.lab
-        words = ["record", *lab.flags, "--policy", "human", "--n_demos", str(n), "--out", folder, *more]
+        words = ["record", *lab.flags, "--policy", "human", "--n_demos", str(n), "--out", folder, "--cameras", CAMERA]
+        words += more
         with lab.operated(choose, *words) as (terminal, _):
             output = lab.ends(terminal)
         [found] = re.findall(r"\d+ demonstrations? recorded in \d+ episodes?, \d+ ticks on average", output)

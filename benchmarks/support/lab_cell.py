@@ -30,6 +30,7 @@ from robot_served import HERE as LOCALHOST  # noqa: E402
 
 EXPERIMENT = HERE / "lab_experiment.py"
 COLUMNS, ROWS = 110, 40
+SAYS = 20.0  # s between lines of progress
 ROS, FAKE = "aloha_ros1", "fake"
 # The terminal becomes the controlling one, as a shell's is.
 _OWN_TERMINAL = (
@@ -87,7 +88,22 @@ class Lab(Day):
         self.mice = Path(tempfile.mkdtemp(prefix="lab_"))  # a socket's path has to be short
         self.log = folder / "server.log"
         self.file.write_text(robot_file(self.port, driver))
-        self._seed = 0
+        self._seed, self._said = 0, time.monotonic()
+
+    def wait(self, condition: Callable[[], bool], what: str) -> None:
+        """As `Day.wait`, with the newest process's last line every so often."""
+
+        def looked() -> bool:
+            if (now := time.monotonic()) - self._said > SAYS and self._started:
+                self._said, newest = now, self._started[-1]
+                # What a terminal shows begins with what goes on; a log ends with it.
+                text = newest.screen if isinstance(newest, Terminal) else newest.output
+                lines = [*filter(None, map(str.strip, text.splitlines()))]
+                shown = lines[0 if isinstance(newest, Terminal) else -1] if lines else ""
+                print(f"  ... {shown[:COLUMNS]}", flush=True)
+            return condition()
+
+        super().wait(looked, what)
 
     def judge_by(self, classifier: Path) -> None:
         """Let a classifier decide on success from now on."""

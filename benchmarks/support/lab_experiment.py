@@ -1,7 +1,7 @@
 """The experiment of the rehearsal (`lab.py`): both grippers of an ALOHA meet and close, without an object.
 
 `lab_experiment.py:FOLDER` lets the classifier in FOLDER decide on success. Without it the operator's keys decide.
-Networks and pictures are small enough for two cores to learn from in minutes.
+Networks are small enough for two cores to train in minutes.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ import numpy as np
 
 from serl_chunk.config.agents.acfql import AcfqlConfig
 from serl_chunk.config.agents.critic import CriticConfig
-from serl_chunk.config.agents.encoder import EncoderConfig
-from serl_chunk.config.agents.flow import FlowConfig
-from serl_chunk.config.experiment import ExperimentConfig, LearnerConfig
+from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig, LearnerConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.outcome import OutcomeConfig
 from serl_chunk.robots.arms import aloha_arms
@@ -52,18 +50,14 @@ def experiment(classifier: str = "") -> ExperimentConfig:
         robot=dataclasses.replace(
             shipped.robot, cameras=(CAMERA,), image_size=IMAGE_SIZE, max_episode_steps=LONGEST, expert=None
         ),
-        agent=AcfqlConfig(
-            image_keys=(CAMERA,),
-            encoder=EncoderConfig(features=(4, 8), latent=8, shift=0),
-            critic=CriticConfig(hidden=(128, 128), ensemble=2),
-            flow=FlowConfig(hidden=(128, 128)),
-            candidates=4,
-        ),
+        # The state shows this task; the camera is for the classifier.
+        agent=AcfqlConfig(image_keys=(), critic=CriticConfig(hidden=(256, 256), ensemble=2)),
+        chunk=ChunkConfig(horizon=25),  # 0.5 s: a hand is slow (docs/operator.md)
         learner=LearnerConfig(
             batch_size=64,
             utd_ratio=0.2,
             max_steps=400,
-            pretrain_steps=3_000,
+            pretrain_steps=6_000,
             warmup_episodes=4,
             steps_per_update=25,
             checkpoint_period=100,

@@ -12,13 +12,13 @@ from PIL import Image
 
 from serl_chunk.data.formats.hdf5 import read_episode
 from serl_chunk.io import atomic_write
-from serl_chunk.runs.episodes import RunSource
 from serl_chunk.runs.report.report import build_report
-from serl_chunk.types import IMAGE_PREFIX, Episode, Source
-from serl_chunk.viz.page import Html, element, facts, figure, note, page, section, table
+from serl_chunk.types import IMAGE_PREFIX, Episode
+from serl_chunk.viz.page import Html, element, facts, figure, film, note, page, section, table
 from support.lab_experiment import CAMERA
 
 FRAMES = 6  # of an episode
+PAGES = {"demos": "the demonstrations in the viewer", "run": "the run's episodes in the viewer"}
 SCALE = 3  # pixels of a picture for one of the camera's
 
 
@@ -62,14 +62,19 @@ def _run(out: Path) -> list[Html]:
     if not (run / "metrics.jsonl").exists():
         return [note("nothing was trained")]
     report = build_report(run)
-    shown = [element("p", element("a", "The run's report", href=f"{run.name}/{report.name}"))]
-    source = RunSource(run)
-    episodes = [(key, source.read(key)) for key in source.keys()]
-    helped = [(key, e) for key, e in episodes if (e.steps.source == Source.HUMAN).any()]
-    for text, found in (("an episode with an intervention", helped), ("the last episode", episodes)):
-        if found:
-            key, episode = found[-1]
-            shown.append(_strip(episode, f"{text} ({key}): {episode.end.outcome} by {episode.end.outcome_by}"))
+    links = [
+        (f"{run.name}/{report.name}", "the run's report"),
+        *((f"{name}.html", text) for name, text in PAGES.items()),
+    ]
+    shown = [element("p", element("a", text, href=name)) for name, text in links if (out / name).exists()]
+    text = (
+        f"serl-chunk view {run} plays and labels the run's episodes, serl-chunk view {out / 'demos'} the demonstrations"
+    )
+    shown.append(note(text))
+    films = sorted(run.rglob("*.mp4"))
+    for path in (films[0], films[-1]) if films else ():
+        name = str(path.relative_to(out))
+        shown.append(film(name, f"an episode of the evaluation ({name})"))
     shown.append(figure((run / "report.png").read_bytes(), "curves of the run", "the run"))
     return shown
 

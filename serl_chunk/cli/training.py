@@ -94,6 +94,8 @@ def training_parser() -> Parser:
     add("demo_path", "demonstrations: file, folder, data set, run or pattern; repeatable", "PATH", "lbo",
         action="append", default=[])  # fmt: skip
     add("demo_format", "what --demo_path is (default: what it looks like)", "FORMAT", "lbo")
+    add("demo_fields", "arrays of foreign names: state=A+B,action=C,camera.NAME=D, for one path PATH::TABLE, or a file "
+        "of such lines; repeatable (docs/data.md)", "TABLE", "lbo", action="append", default=[])  # fmt: skip
     add("demo_color", "order of stored channels where files have none", modes="lbo", choices=("rgb", "bgr"))
     add("demo_hz", "steps a second where files do not record it", "HZ", "lbo", type=float)
     add("demo_env", "OGBench task whose rewards are computed", "TASK", "lbo", default="")

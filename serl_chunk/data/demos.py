@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from serl_chunk.data.formats import choose, matching
+from serl_chunk.data.formats import matching, open_episodes
 from serl_chunk.data.frames import observation_at
 from serl_chunk.data.labels import FILE, Label
 from serl_chunk.data.source import (
@@ -83,7 +83,7 @@ def load_demos(
     chosen = options.cameras if cameras is None else tuple(cameras)
     of_each = dataclasses.replace(options, spec=spec, cameras=chosen, proportion=1.0)  # options': of all together
     found = find_demos(paths, options, format, more)
-    sources = [choose(path, format, more, parameter="demo_format").open(path, of_each) for path in found]
+    sources = [open_episodes(path, of_each, format, more, parameter="demo_format") for path in found]
     wanted: list[tuple[Source, str]] = []
     for source in sources:
         getattr(source, "hold", lambda: None)()  # of a running run: its loaded part stays unchanged

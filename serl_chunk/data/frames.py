@@ -19,6 +19,7 @@ from serl_chunk.types import IMAGE_PREFIX, REPEAT_PREFIX, DataError, End, Observ
 
 Shape = tuple[int, int, int]
 _JPEG, _JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
+IMAGE_FILES = (_JPEG, b"\x89PNG")  # how the files that are decoded begin
 
 
 class LazyImages(ABC):
@@ -248,11 +249,12 @@ def observation_at(steps: StepBlock, i: int) -> Observation:
     out: dict[str, Any] = {k: v[i] for k, v in steps.observation.items()}
     for key, rows in steps.sparse.items():
         if key.startswith(IMAGE_PREFIX) and len(at := np.flatnonzero(rows.index == i)):
-            out[key] = _single(rows.values[at[:1]])
+            out[key] = single_frame(rows.values[at[:1]])
     return out
 
 
-def _single(frames: Any) -> Any:
+def single_frame(frames: Any) -> Any:
+    """Return the image of `frames` with N = 1, still encoded where they are `Frames`."""
     return SingleFrame(frames) if isinstance(frames, Frames) else frames[0]
 
 
@@ -280,5 +282,5 @@ def with_repeated_frames(steps: StepBlock, end: End) -> tuple[StepBlock, End]:
     for camera, tick in (end.repeats or {}).items():
         recorded = steps.sparse.get(IMAGE_PREFIX + camera)
         if final is not None and recorded is not None and len(at := np.flatnonzero(recorded.index == tick)):
-            final[IMAGE_PREFIX + camera] = _single(recorded.values[at])
+            final[IMAGE_PREFIX + camera] = single_frame(recorded.values[at])
     return dataclasses.replace(steps, sparse=sparse), end._replace(final_observation=final, repeats=None)

@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
+from serl_chunk.data.fields import Tables
 from serl_chunk.types import ConfigError, DataError, Episode, RobotSpec, SparseRows
 
 T = TypeVar("T")
@@ -38,6 +39,8 @@ class ReadOptions:
     env_reward: Literal["sparse", "dense"] = "sparse"  # 1 at success and 0 elsewhere, or 1 minus the parts to be done
     solved: Literal["drop", "keep"] = "drop"
     labels: bool = True  # the outcomes and discards in `labels.json` apply (see `data.labels`)
+    fields: Tables = ()  # which arrays are the state, the action and the cameras (see `data.fields`)
+    prefix: str = ""  # of the flags that set these options, for messages: "" or "demo_"
     proportion: float = 1.0  # of the episodes, from the first on; of the steps where these are known (OGBench, D4RL)
 
     def __post_init__(self) -> None:
@@ -45,6 +48,10 @@ class ReadOptions:
             raise ConfigError(f"must be above 0, got {self.hz:g}", parameter="hz")
         if not 0 < self.proportion <= 1:
             raise ConfigError(f"must lie in (0, 1], got {self.proportion:g}", parameter="proportion")
+
+    def flag(self, name: str) -> str:
+        """Return the flag that sets option `name`, for messages."""
+        return f"--{self.prefix}{name}"
 
     def rate(self, recorded: float | None = None, where: object = "") -> float | None:
         """Return the steps a second: the file's (DataError where `hz` differs), `hz`, or the robot's."""

@@ -24,7 +24,7 @@ ACTIONS = 7  # moves of the hand: x, y, z (up to 5 cm), axis-angle (0.5 rad each
 GRIPPER = 6  # the action dimension of the gripper, 1 closes
 CAMERA = "agentview"
 STATE_KEYS = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos", "object-state")
-"""Parts of the state by robosuite's names, in the order of `data.formats.robomimic` (there: `object`)."""
+"""Parts of the state by robosuite's names, in the order of `data.fields.CONVENTIONS` (there: `object`)."""
 
 
 class Task(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from serl_chunk.data.demos import DemoSet, Origin, content_digest, file_digest, file_of
-from serl_chunk.data.formats import choose
+from serl_chunk.data.formats import open_episodes
 from serl_chunk.data.frames import Frames, decode_image, with_repeated_frames
 from serl_chunk.data.source import Format, ReadOptions, Source, take_fraction
 from serl_chunk.data.validate import check_episode
@@ -42,6 +42,7 @@ JOURNAL = Path("journal") / "online"  # in the run folder
 DEMOS = "demos.json"  # in the run folder
 _OPTIONS = (  # of ReadOptions
     "color", "hz", "success", "scores", "reward_every_step", "env", "env_if_judged", "env_reward", "solved", "task",
+    "fields",
 )  # fmt: skip
 
 
@@ -348,7 +349,8 @@ class RunDemos:
         noted = read_json(self.path / DEMOS)
         try:
             read = dict(noted["options"])
-            read["scores"] = tuple((name, reward) for name, reward in read["scores"])
+            for name in ("scores", "fields"):
+                read[name] = tuple(map(tuple, read[name]))
             self._options = ReadOptions(**{name: read[name] for name in _OPTIONS})
             self._origins = [Origin(Path(e["path"]), e["format"], e["key"], e["digest"]) for e in noted["episodes"]]
         except (KeyError, TypeError, ValueError) as error:
@@ -372,8 +374,7 @@ class RunDemos:
             self._options, spec=given.spec or self.spec, cameras=given.cameras, task=given.task or self._options.task
         )
         if self._open is None or self._open[0] != at:
-            chosen = choose(origin.path, origin.format, (FORMAT,), parameter="demo_format")
-            self._open = (at, chosen.open(origin.path, options))
+            self._open = (at, open_episodes(origin.path, options, origin.format, (FORMAT,)))
         source = self._open[1]
         file, episode = file_of(source, origin.key), source.read(origin.key)
         if (content_digest(episode) if file is None else file_digest(file)) != origin.digest:

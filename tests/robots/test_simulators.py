@@ -13,7 +13,7 @@ from robosuite_stand_in import stand_in
 
 from serl_chunk import extras
 from serl_chunk.config.robots import OgbenchConfig, RobomimicConfig
-from serl_chunk.data.formats import robomimic as files
+from serl_chunk.data.fields import CONVENTIONS
 from serl_chunk.data.formats.ogbench import OgbenchSource
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.robots import registry
@@ -121,7 +121,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_it_makes_the_published_simulation_in_the_order_of_the_data(made: dict[str, Any]) -> None:
-    recorded = [key for key in files.STATE_KEYS if not key.startswith("robot1")]
+    recorded = [key.removeprefix("obs/") for key in CONVENTIONS["robomimic"][1] if "robot1" not in key]
     assert [key.replace("object-state", "object") for key in STATE_KEYS] == recorded
     limits = {t: robomimic_spec(RobomimicConfig(env_name=t)).max_episode_steps for t in TASKS}  # type: ignore[arg-type]
     assert limits == {"lift": 300, "can": 300, "square": 400}

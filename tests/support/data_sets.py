@@ -206,7 +206,7 @@ def aloha(
 
 SAMPLES: dict[str, Callable[[Path], Any]] = {
     "d4rl": lambda folder: hdf5_file(folder / "x.hdf5", transitions("..O..O")),
-    "robomimic": lambda folder: robomimic(folder / "x.hdf5", images=True),
+    "fields": lambda folder: robomimic(folder / "x.hdf5", images=True),
     "episodes": lambda folder: aloha(folder / "x.hdf5") and folder / "x.hdf5",
     "hil_serl": lambda folder: pickled(folder / "x.pkl", hil_serl(3) + hil_serl(3, 1)),
     "ogbench": lambda folder: npz_file(folder / "x.npz", trajectories()),

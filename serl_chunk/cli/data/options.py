@@ -15,6 +15,7 @@ from rich.console import Console
 
 from serl_chunk.cli.process import load
 from serl_chunk.config.fields import require
+from serl_chunk.data.fields import parse_tables
 from serl_chunk.data.formats import open_episodes
 from serl_chunk.data.source import ReadOptions, Source
 from serl_chunk.outcomes.robot import spec_of
@@ -22,6 +23,10 @@ from serl_chunk.runs.episodes import FORMAT
 from serl_chunk.types import ConfigError
 
 TARGETS = ("hdf5", "lerobot", "lerobot-v2.1")
+FIELDS_HELP = (
+    "arrays of foreign names, such as state=joint_pos+gripper_pos,action=actions,camera.wrist=wrist_cam; PATH::TABLE "
+    "for one path, or a file of such lines; repeatable (docs/data.md)"
+)
 MAX_WORKERS = 16  # by default: a worker holds a few hundred MB
 
 
@@ -29,6 +34,7 @@ def add_reading(p: argparse.ArgumentParser) -> None:
     """Add the flags that `options_of` reads."""
     p.add_argument("path", metavar="PATH", help="a file, a folder of episodes, a data set, or a run folder")
     p.add_argument("--from", dest="from_format", metavar="FORMAT", help="what PATH is (default: what it looks like)")
+    p.add_argument("--fields", metavar="TABLE", action="append", default=[], help=FIELDS_HELP)
     p.add_argument("--exp_name", help="an experiment, for its robot: dimensions, cameras, rate")
     p.add_argument("--cameras", metavar="A,B", help="whose frames are read: names, all, or none (default: all)")
     p.add_argument("--color", choices=("rgb", "bgr"), help="order of stored channels where files do not record it")
@@ -73,7 +79,8 @@ def recorded_facts(flags: argparse.Namespace, prefix: str = "") -> ReadOptions:
     given = {name.removeprefix(prefix): value for name, value in vars(flags).items() if name.startswith(prefix)}
     success = True if given["success"] else False if given["failure"] else None
     same = {name: given[name] for name in ("color", "hz", "env", "proportion")}
-    return ReadOptions(success=success, scores=parse_scores(given["scores"]), **same)
+    fields = parse_tables(given["fields"], f"{prefix}fields")
+    return ReadOptions(success=success, scores=parse_scores(given["scores"]), fields=fields, prefix=prefix, **same)
 
 
 def parse_cameras(text: str | None) -> tuple[str, ...] | None:

@@ -151,7 +151,8 @@ class _Conversion:
                     raise _bad_episode(error) from error
                 first = first or error
             else:
-                return self.sink.layout(sample, self.source.hz)
+                columns = getattr(self.source, "column_names", None)  # of foreign arrays: kept, for their order
+                return self.sink.layout(sample, self.source.hz) | ({"names": columns()} if columns else {})
         raise self.nothing(first)
 
     def nothing(self, first: object) -> DataError:

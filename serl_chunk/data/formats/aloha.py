@@ -95,7 +95,7 @@ def open_aloha(
         if images.shape and len(images) != len(image_ticks):
             of = f"/action has {n} rows" if len(image_ticks) == n else f"/image_indices names {len(image_ticks)} ticks"
             raise DataError(f"{path}: {name} has {len(images)} frames, {of}")
-        frames = frames_of(path, version, file, name, image_ticks, _is_bgr(path, file, options.color))
+        frames = frames_of(path, version, file, name, image_ticks, is_bgr(path, file, options.color))
         sparse[IMAGE_PREFIX + camera] = SparseRows(image_ticks, frames)
     state, hz = _state(path, qpos, action, spec), options.rate(recorded_hz(path, file), path)
     steps = validate.make_steps(episode_id, state, action, hz, sparse, source=source, decision_tick=decision_tick)
@@ -161,7 +161,7 @@ def _state(path: Path, qpos: np.ndarray, action: np.ndarray, spec: RobotSpec | N
     return state
 
 
-def _is_bgr(path: Path, file: h5py.File, color: str | None) -> bool:
+def is_bgr(path: object, file: h5py.File, color: str | None) -> bool:
     """Whether the channels are stored as blue, green, red; raises DataError where this is unknown."""
     recorded = file.attrs.get("color")
     order = color if recorded is None else attribute_text(recorded)

@@ -13,7 +13,8 @@ One file is one episode of T steps; J joints, A actions, S state values, M_c fra
     /rl/human_dims, /rl/human_dims_index                   uint8[M, A] and int32[M]: 1 for the numbers that a human
                                                            commanded, on ticks where the policy had the others
     /rl/final_observation/state, .../images/<camera>       absent where the actor died
-    root attributes                 sim, compress, color, cameras, hz; sim and hz only where they are known
+    root attributes                 sim, compress, color, cameras, hz; sim and hz only where they are known;
+                                    state_names, action_names: of the numbers, where they came from other projects
     /rl attributes                  schema, and the fields of `types.Begin` and `types.End`
 
 (*) the whole state for a robot whose actions are not all measured by a joint. `compress` keeps ALOHA's meaning (JPEG
@@ -32,8 +33,9 @@ from typing import Any
 import h5py
 import numpy as np
 
+from serl_chunk.data.fields import unnamed
 from serl_chunk.data.formats.aloha import IMAGES, attribute_text, cameras_in, joint_columns, open_aloha, recorded_hz
-from serl_chunk.data.formats.hdf5_io import array, close_files, frames_of, member, names, new_hdf5, opened
+from serl_chunk.data.formats.hdf5_io import array, arrays_in, close_files, frames_of, member, names, new_hdf5, opened
 from serl_chunk.data.frames import FileVersion
 from serl_chunk.data.source import ReadOptions, decode_images
 from serl_chunk.data.validate import check_episode
@@ -96,6 +98,7 @@ def write_file(
     hz: float | None = None,
     joints: Sequence[int] | None = None,
     where: str,
+    names: tuple[Sequence[str], Sequence[str]] | None = None,
 ) -> None:
     """Write `episode` durably to the new file `part`; lazy frames (`data.frames.Frames`) are decoded one by one.
 
@@ -104,6 +107,7 @@ def write_file(
         compress: gzip the frames: lossless, a few times slower to write.
         sim: ALOHA's attribute; None is not written. ACT's loader needs it, and shifts the actions by a step for False.
         hz: steps a second, instead of the robot's; not written where neither is known.
+        names: of the numbers of a state and of an action; not written where they are not known.
 
     Raises DataError starting with `where`, and OSError where the disk is at fault; the caller then removes `part`.
     """
@@ -113,6 +117,9 @@ def write_file(
     try:
         with new_hdf5(part) as (file, check_disk):
             _write(file, episode, joints, {"hz": hz, "sim": sim}, compress, check_disk)
+            for key, texts in zip(("state_names", "action_names"), names or ((), ()), strict=True):
+                if texts:
+                    file.attrs[key] = np.array([text.encode() for text in texts])  # of fixed length, as `_fixed_text`
     except (DataError, OSError):
         raise
     except (RuntimeError, ValueError, TypeError) as error:  # values h5py has no type for
@@ -149,6 +156,10 @@ def open_episode(path: Path, options: ReadOptions, reward: float | None = None) 
             raise DataError(f"{path}: recorded at {hz:g} Hz, the other episodes at {options.hz:g}. Separate them")
         if member(path, file, "rl") is not None:
             episode = _read(path, version, file, options)
+        elif member(path, file, "observations/qpos") is None or member(path, file, "action") is None:
+            found = dict(arrays_in(path, file))
+            reason = "no /observations/qpos and /action (ALOHA's names)"
+            raise unnamed(path, reason, found, options.flag("fields"), options.spec)
         else:
             episode = open_aloha(path, version, file, options, reward)
     check_episode(str(path), episode, options.spec)

@@ -19,7 +19,16 @@ from typing import Any
 import h5py
 import numpy as np
 
-from serl_chunk.data.frames import FileVersion, Frames, OpenFiles, decode_image, encoded_file, image_size
+from serl_chunk.data.fields import ArrayInfo
+from serl_chunk.data.frames import (
+    IMAGE_FILES,
+    FileVersion,
+    Frames,
+    OpenFiles,
+    decode_image,
+    encoded_file,
+    image_size,
+)
 from serl_chunk.io import os_reason
 from serl_chunk.types import DataError, SerlChunkError
 
@@ -28,6 +37,7 @@ ERRORS = (OSError, RuntimeError, LookupError, ValueError, TypeError, OverflowErr
 MAX_RATIO = 1100  # bytes that a stored byte may stand for: gzip reaches 1032
 FLOOR = 4096  # bytes below which any ratio is harmless
 _MACHINE = {errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENOMEM, errno.ESTALE, errno.EACCES}
+_CAMERA = re.compile("image|rgb|cam", re.IGNORECASE)  # in the name of an array whose type cannot be told
 _MAX_LINKS = 16  # soft links on the way to an item, as in HDF5
 
 
@@ -143,7 +153,10 @@ def dataset_of(where: object, group: h5py.Group, name: str) -> h5py.Dataset:
     """Return the dataset `name`, not read yet. Raises DataError where there is none, or as `member` does."""
     dataset = member(where, group, name)
     if not isinstance(dataset, h5py.Dataset):
-        raise DataError(f"{where}: no dataset {name}; it has: {listing(group)}. The file is incomplete or no such data")
+        above = name.rpartition("/")[0]
+        beside = member(where, group, above) if above else group
+        there = listing(beside if isinstance(beside, h5py.Group) else group)
+        raise DataError(f"{where}: no dataset {name}; it has: {there}. The file is incomplete or no such data")
     return dataset
 
 
@@ -254,7 +267,7 @@ close_files = open_files.close
 class Hdf5Frames(Frames):
     """Rows of dataset `name` at `ticks` int[M].
 
-    `coded`: they are JPEG files (or PNG) uint8[M, L], padded with zeros to one length, else images uint8[M, H, W, 3].
+    `coded`: each is a JPEG file (or PNG) in one of the types of `file_bytes`, else an image uint8[H, W, 3].
     `swap`: the channels are stored as blue, green, red.
     """
 
@@ -286,8 +299,7 @@ class Hdf5Frames(Frames):
         return out if dtype is None else out.astype(dtype)
 
     def _file(self, at: int) -> bytes:
-        # The length of a row is what remains without its zeros: no JPEG or PNG file ends in one.
-        return self._read(at, at).tobytes().rstrip(b"\0")
+        return file_bytes(self._read(at, at))
 
     def _where(self, at: int) -> str:
         return f"{self._path}: the frame at tick {int(self._ticks[at])} of {self._name}"
@@ -297,19 +309,64 @@ class Hdf5Frames(Frames):
             return open_files.use(self._path, self._version, lambda file: file.dataset(self._name)[rows])
 
 
-def frames_of(path: Path, version: FileVersion, file: h5py.File, name: str, ticks: np.ndarray, swap: bool) -> Frames:
-    """Return the frames of dataset `name`, M rows at `ticks` int[M], raw or as JPEG rows. Raises DataError."""
+def file_bytes(element: Any) -> bytes:
+    """Return the file in an element of a dataset: text or opaque bytes, of fixed or variable length, or uint8[L].
+
+    Its length is what remains without the zeros that pad it: no JPEG or PNG file ends in one.
+    """
+    data = element if isinstance(element, bytes) else np.asarray(element).tobytes()
+    return data.rstrip(b"\0")
+
+
+def _holds_files(dataset: h5py.Dataset) -> bool:
+    """Whether each row is the bytes of a file."""
+    dtype = h5py.check_vlen_dtype(dataset.dtype) or dataset.dtype
+    if dataset.ndim == 1 and dtype == dataset.dtype:
+        return h5py.check_string_dtype(dtype) is not None or (dtype.kind == "V" and dtype.names is None)
+    rows = dataset.ndim == 2 or dtype != dataset.dtype
+    return bool(rows and dtype in (np.uint8, np.int8))
+
+
+def _holds_images(dataset: h5py.Dataset) -> bool:
+    return dataset.ndim == 4 and dataset.dtype == np.uint8 and dataset.shape[3] == 3
+
+
+def is_image(dataset: h5py.Dataset) -> bool:
+    """Return whether `frames_of` reads `dataset`: images, or files that begin as JPEG or PNG do."""
+    if _holds_images(dataset) or not _holds_files(dataset) or not len(dataset):
+        return _holds_images(dataset)
+    return file_bytes(dataset[0]).startswith(IMAGE_FILES)
+
+
+def arrays_in(where: object, group: h5py.Group, prefix: str = "") -> Iterator[tuple[str, ArrayInfo]]:
+    """Every array in `group` and below; what cannot be read safely has no shape, and its fault is raised when it is."""
+    for name in sorted(names(group)):
+        try:
+            item = member(where, group, name)
+        except DataError:
+            yield prefix + name, ArrayInfo("unreadable", (), bool(_CAMERA.search(name)))
+            continue
+        if isinstance(item, h5py.Group):
+            yield from arrays_in(where, item, f"{prefix}{name}/")
+        elif isinstance(item, h5py.Dataset):
+            image = is_image(item)
+            if image or item.dtype.kind in "biuf":
+                yield prefix + name, ArrayInfo(str(item.dtype), item.shape, image)
+
+
+def frames_of(path: Path, version: FileVersion, file: h5py.Group, name: str, ticks: np.ndarray, swap: bool) -> Frames:
+    """Return the frames of dataset `name`, M rows at `ticks` int[M], raw or image files. Raises DataError."""
     dataset = dataset_of(path, file, name)
-    if dataset.dtype != np.uint8 or dataset.ndim not in (2, 4) or (dataset.ndim == 4 and dataset.shape[3] != 3):
+    if not _holds_images(dataset) and not _holds_files(dataset):
         raise DataError(
-            f"{path}: {name} is {dataset.dtype}{list(dataset.shape)}, expected uint8[T, H, W, 3] or padded JPEG rows "
-            "uint8[T, L]"
+            f"{path}: {dataset.name} is {dataset.dtype}{list(dataset.shape)}, expected images uint8[T, H, W, 3], or a "
+            "JPEG or PNG file in each row"
         )
     if len(dataset) != len(ticks):
-        raise DataError(f"{path}: {name} has {len(dataset)} rows, its ticks have the shape {ticks.shape}")
-    coded = dataset.ndim == 2 and len(dataset) > 0
+        raise DataError(f"{path}: {dataset.name} has {len(dataset)} rows, its ticks have the shape {ticks.shape}")
+    coded = dataset.ndim != 4 and len(dataset) > 0
     shape = dataset.shape[1:] if dataset.ndim == 4 else (0, 0, 3)
     if coded:
         first = f"{path}: the frame at tick {int(ticks[0])} of {name}"
-        shape = (*image_size(dataset[0].tobytes(), first), 3)
-    return Hdf5Frames(path, version, name, ticks, shape, coded=coded, swap=swap)
+        shape = (*image_size(file_bytes(dataset[0]), first), 3)
+    return Hdf5Frames(path, version, dataset.name, ticks, shape, coded=coded, swap=swap)

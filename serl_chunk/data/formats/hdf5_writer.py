@@ -146,8 +146,9 @@ class Hdf5Sink:
         part.unlink(missing_ok=True)
         try:
             write_file(
-                part, episode, self.spec, compress=self.compress, hz=layout["hz"], joints=self.joints, where=where
-            )
+                part, episode, self.spec, compress=self.compress, hz=layout["hz"], joints=self.joints, where=where,
+                names=layout.get("names"),
+            )  # fmt: skip
         except BaseException:
             part.unlink(missing_ok=True)
             raise

@@ -69,9 +69,10 @@ def file_of(pattern: str, number: int, video_key: str = "") -> str:
 
 def features(layout: dict[str, Any]) -> dict[str, Any]:
     """Return `info.json`'s features of a data set with this layout (see `writer.LeRobotSink.layout`)."""
+    state, action = layout.get("names", (None, None))
     out: dict[str, Any] = {
-        STATE: {"dtype": "float32", "shape": [layout["state_dim"]], "names": None},
-        ACTION: {"dtype": "float32", "shape": [layout["action_dim"]], "names": None},
+        STATE: {"dtype": "float32", "shape": [layout["state_dim"]], "names": state},
+        ACTION: {"dtype": "float32", "shape": [layout["action_dim"]], "names": action},
     }
     for camera, (height, width) in layout["cameras"].items():
         feature: dict[str, Any] = {"shape": [height, width, 3], "names": ["height", "width", "channels"]}

@@ -11,6 +11,16 @@ from typing import Any
 import numpy as np
 
 from serl_chunk.data import validate
+from serl_chunk.data.fields import (
+    ArrayInfo,
+    Fields,
+    absolute,
+    check_order,
+    column_names,
+    concatenated,
+    resolve,
+    table_of,
+)
 from serl_chunk.data.frames import FileVersion, Frames
 from serl_chunk.data.labels import Label, kept, label_notes, read_labels
 from serl_chunk.data.lerobot import dataset_layout as ds
@@ -43,6 +53,7 @@ class LeRobotSource:
     path: Path
     options: ReadOptions
     index: Index
+    fields: Fields
     cameras: dict[str, str]  # name -> feature, of those that are read
     ours: bool  # the sidecar table is there
     hz: float | None
@@ -69,7 +80,7 @@ class LeRobotSource:
             columns, groups = self._read_columns(where, place)
         _check_order(where, number, place, columns)
         seconds = self._seconds(where, columns, place.length)
-        steps = self._steps(columns)
+        steps = self._steps(where, columns)
         for camera, feature in self.cameras.items():
             shape = _image_shape(where, feature, self.index.features[feature])
             frames: Frames
@@ -90,34 +101,41 @@ class LeRobotSource:
             # Each data set has an episode_000000.
             episode_id = f"{key}-{validate.content_id(steps.observation[STATE], steps.action)}"
             steps = dataclasses.replace(steps, episode_id=episode_id)
-            has_reward = any(name in columns for name in ds.REWARDS)
-            success = columns[ds.SUCCESS][:, 0] if ds.SUCCESS in columns else None
-            episode = _ended(where, Begin(episode_id, task=task), steps, success, has_reward, self.options)
+            reward, success = self.fields.reward, self.fields.success
+            succeeded = columns[success][:, 0] if success else None
+            episode = _ended(where, Begin(episode_id, task=task), steps, succeeded, bool(reward), self.options)
+            check_order(where, self.fields, self.column_names(), episode, self.options.spec)
         validate.check_episode(where, episode, self.options.spec)
         return episode
+
+    def column_names(self) -> tuple[list[str], list[str]]:
+        """Return the names of the numbers of a state and of an action."""
+        arrays = _arrays(self.index)
+        return column_names(self.fields.state, arrays), column_names(self.fields.action, arrays)
 
     def notes(self) -> list[str]:
         notes = label_notes(self.labels)
         if self.ours:
             return notes
         features = self.index.features
-        if ds.SUCCESS not in features and self.options.success is None:
-            if any(name in features for name in ds.REWARDS):
+        if self.fields.convention != "LeRobot":
+            by = f"as in {self.fields.convention}" if self.fields.convention else "by the table"
+            notes.append(f"the state is {' + '.join(part.text for part in self.fields.state)}, {by}")
+        if not self.fields.success and self.options.success is None:
+            if self.fields.reward:
                 notes.append("no column next.success: episodes that end with a reward of 1 or more count as successes")
             else:
                 notes.append("no outcome is recorded: episodes are unfinished ones; success or failure sets it")
         if not any(name in features for name in (ds.INTERVENTION, ds.EXTRA + "source")):
             notes.append("the source of actions is not recorded: all steps are taken for a human's")
         notes += self._notes_on_outcomes()
-        used = {*ds.READ, ds.DONE}
+        used = {*ds.READ, ds.DONE, *self.fields.names()}
         left = [n for n, f in features.items() if n not in used and f["dtype"] not in ("image", "video")]
         return notes + [f"{name} is not read" for name in sorted(left)]
 
     def _notes_on_outcomes(self) -> list[str]:
         """Guesses and additions of `_ended`, counted over the episodes that are read."""
-        success, reward = (
-            next((name for name in names if name in self.index.features), "") for names in ((ds.SUCCESS,), ds.REWARDS)
-        )
+        success, reward = self.fields.success, self.fields.reward
         if not success and not (reward and self.options.success):
             return []
         wanted = [name for name in (success, reward) if name]
@@ -154,7 +172,8 @@ class LeRobotSource:
                 raise DataError(
                     f"{where}: {place.file} has {int(starts[-1])} rows, meta/episodes.jsonl has {place.length}"
                 )
-            used = [name for name in ds.READ if name in file.schema_arrow.names]
+            wanted = dict.fromkeys((*ds.READ, *self.fields.names()))
+            used = [name for name in wanted if name in file.schema_arrow.names]
             first = int(np.searchsorted(starts, place.first, side="right")) - 1
             last = int(np.searchsorted(starts, place.first + place.length, side="left"))
             table = file.read_row_groups(list(range(first, last)), columns=used)
@@ -199,7 +218,7 @@ class LeRobotSource:
             )
         return expected
 
-    def _steps(self, columns: dict[str, np.ndarray]) -> StepBlock:
+    def _steps(self, where: str, columns: dict[str, np.ndarray]) -> StepBlock:
         human = columns.get(ds.INTERVENTION)
         source = Source.HUMAN if human is None else np.where(human[:, 0] > 0, Source.HUMAN, Source.POLICY)
         extra = {name: columns[ds.EXTRA + name][:, 0] for name in ds.EXTRA_COLUMNS if ds.EXTRA + name in columns}
@@ -210,8 +229,11 @@ class LeRobotSource:
             # The tick before may have begun late itself, by less than a period: that much is not seen here.
             gap = late > gap_tolerance(1 / self.hz) - 1 / self.hz
             given["lost_ticks"] = np.where(gap, np.maximum(1, np.round(late * self.hz)), 0)
-        given["reward"] = next((columns[name][:, 0] for name in ds.REWARDS if name in columns), 0)
-        return validate.make_steps("", columns[ds.STATE], columns[ds.ACTION], self.hz, **given)
+        given["reward"] = columns[self.fields.reward][:, 0] if self.fields.reward else 0
+        state = concatenated(self.fields.state, columns.__getitem__)
+        action = concatenated(self.fields.action, columns.__getitem__)
+        action = absolute(where, self.fields, state, action, self.options.spec)
+        return validate.make_steps("", state, action, self.hz, **given)
 
     def _task(self, where: str, columns: dict[str, np.ndarray]) -> str:
         if ds.TASK_INDEX not in columns:
@@ -289,20 +311,28 @@ def _ended(
 def open_lerobot(path: Path, options: ReadOptions) -> LeRobotSource:
     """See `data.source.Format`."""
     index = read_index(path)
-    for name in (ds.STATE, ds.ACTION):
-        if name not in index.features:
-            raise DataError(f"{path / ds.INFO}: no feature {name}; it has: {', '.join(index.features)}")
-    found: dict[str, str] = {}
-    for feature, about in index.features.items():
-        if about["dtype"] in ("image", "video"):
-            camera = feature.removeprefix(ds.CAMERA).removeprefix("observation.")
-            if camera in found:
-                raise DataError(f"{path / ds.INFO}: {feature} and {found[camera]} are both camera {camera!r}")
-            found[camera] = feature
+    fields = resolve(
+        path / ds.INFO, table_of(options.fields, path), _arrays(index), options.flag("fields"), options.spec
+    )
+    found = dict(fields.cameras or ())
     cameras = {c: found[c] for c in validate.choose_cameras(path, sorted(found), options.cameras)}
     hz = options.rate(index.fps, path / ds.INFO)
     labels = read_labels(path) if options.labels else {}
-    return LeRobotSource(path, options, index, cameras, (path / ds.SIDE).exists(), hz, labels)
+    return LeRobotSource(path, options, index, fields, cameras, (path / ds.SIDE).exists(), hz, labels)
+
+
+def _arrays(index: Index) -> dict[str, ArrayInfo]:
+    out: dict[str, ArrayInfo] = {}
+    for name, feature in index.features.items():
+        dtype, shape = str(feature["dtype"]), tuple(feature.get("shape") or (1,))
+        image = dtype in ("image", "video")
+        if image or dtype != "string":
+            given = feature.get("names")
+            given = next(iter(given.values()), None) if isinstance(given, dict) else given
+            named = tuple(map(str, given)) if isinstance(given, list) and not image else ()
+            size = () if shape == (1,) else shape
+            out[name] = ArrayInfo(dtype, (index.episodes[0].length, *size), image, named)
+    return out
 
 
 def _check_order(where: str, number: int, place: EpisodePlace, columns: dict[str, np.ndarray]) -> None:

@@ -32,8 +32,8 @@ def robot(state: int, actions: int, *joints: int, name: str = "arm") -> RobotSpe
     ("d4rl", {"success": True}, ConfigError, ("success", "failure")),
     ("hil_serl", {"cameras": ("top",)}, DataError, ("top", "wrist_1", "side")),
     ("hil_serl", {"cameras": (), "spec": robot(5, 7)}, DataError, ("arm", 7, "/action", 4)),
-    ("robomimic", {"cameras": ("top",)}, DataError, ("top", "agentview", "eye_in_hand")),
-    ("robomimic", {"hz": 10.0}, DataError, ("x.hdf5", 20, 10, "hz")),
+    ("fields", {"cameras": ("top",)}, DataError, ("top", "agentview", "eye_in_hand")),
+    ("fields", {"hz": 10.0}, DataError, ("x.hdf5", 20, 10, "hz")),
     ("ogbench", {"env_reward": "dense"}, DataError, ("x.npz", "dense", "env")),
     ("episodes", {"color": None}, DataError, ("x.hdf5", "color", "color", "cameras")),
     ("episodes", {"cameras": ("front",)}, DataError, ("x.hdf5", "/observations/images", "front", "top", "wrist")),
@@ -53,10 +53,10 @@ def test_settings_that_do_not_fit_are_named(tmp_path, format, options, error, na
 @pytest.mark.parametrize("format", SAMPLES)
 def test_a_format_is_told_by_what_lies_there_and_a_copy_in_another_process_reads_for_itself(tmp_path, format):
     path = SAMPLES[format](tmp_path / "set" if format != "ogbench" else tmp_path)
-    others = {"d4rl": ["episodes"], "robomimic": ["episodes"]}  # files of that suffix, unless they are known better
+    others = {"d4rl": ["episodes"], "fields": ["episodes"]}  # files of that suffix, unless they are known better
     assert [f.name for f in formats().values() if f.matches(path)] == [format, *others.get(format, [])]
     assert choose(path, None).name == format
-    folder = {"d4rl": "episodes", "robomimic": "episodes"}.get(format, format)
+    folder = {"d4rl": "episodes"}.get(format, format)
     assert getattr(matching(path.parent), "name", None) == folder
     source = open_episodes(path, ReadOptions(color="rgb"), format)
     *_, last = keys = source.keys()
@@ -72,7 +72,7 @@ def test_a_format_is_told_by_what_lies_there_and_a_copy_in_another_process_reads
         path.write_bytes(whole[:n])
         with pytest.raises(DataError, match=naming(path, {"ogbench": "zip", "hil_serl": n}.get(format, "HDF5"))):
             read_all(path, format, color="rgb")
-        assert not (format in ("d4rl", "robomimic", "ogbench") and formats()[format].matches(path))
+        assert not (format in ("d4rl", "fields", "ogbench") and formats()[format].matches(path))
 
 
 def test_what_is_of_no_format(tmp_path):
@@ -83,7 +83,7 @@ def test_what_is_of_no_format(tmp_path):
     np.savez(other / "c.npz", x=np.zeros(3))
     assert [matching(other / name) for name in ("a.txt", "b.npz", "c.npz", "absent", "..")] == [None] * 5
     assert matching(other) is None
-    for wrong, named in ((other / "absent", ("absent",)), (other, ("folder", "format", "robomimic"))):
+    for wrong, named in ((other / "absent", ("absent",)), (other, ("folder", "format", "fields"))):
         with pytest.raises(ConfigError, match=naming(wrong, *named)):
             choose(wrong, None)
 
@@ -119,7 +119,7 @@ HARMS = [external_link, soft_link_to_an_external_one, external_storage, virtual,
 FILES = {
     "episodes": ("action", "observations/qpos", "observations/images/top", "chunk_starts"),
     "d4rl": ("observations", "actions", "rewards", "terminals", "timeouts"),
-    "robomimic": ("actions", "rewards", "obs/object", "obs/agentview_image", "next_obs/object"),
+    "fields": ("actions", "rewards", "obs/object", "obs/agentview_image", "next_obs/object"),
 }
 GROUPS = ["data", "data/demo_0", "data/demo_0/obs"]
 
@@ -134,7 +134,7 @@ GROUPS = ["data", "data/demo_0", "data/demo_0/obs"]
             for harm in (external_link, external_storage)
         ),
         *((f, names[0], harm) for f, names in FILES.items() for harm in HARMS[2:]),
-        *(("robomimic", name, external_link) for name in GROUPS),
+        *(("fields", name, external_link) for name in GROUPS),
     ],
 )
 def test_a_source_reads_nothing_but_its_file(tmp_path: Path, format: str, name: str, harm: Callable[..., None]) -> None:
@@ -142,7 +142,7 @@ def test_a_source_reads_nothing_but_its_file(tmp_path: Path, format: str, name: 
     with h5py.File(tmp_path / "other.h5", "w") as file:
         file["stolen"] = np.ones((N, 2), np.uint8)
     path = SAMPLES[format](tmp_path)
-    where = f"data/demo_0/{name}" if format == "robomimic" and name not in GROUPS else name
+    where = f"data/demo_0/{name}" if format == "fields" and name not in GROUPS else name
     with h5py.File(path, "r+") as file:
         if where in file:
             del file[where]
@@ -206,7 +206,7 @@ def test_a_failure_of_the_machine_is_no_bad_episode(
     def fail(*_: Any, **__: Any) -> Any:
         raise error
 
-    sources = [open_episodes(SAMPLES[name](tmp_path / name), RGB, name) for name in ("episodes", "robomimic")]
+    sources = [open_episodes(SAMPLES[name](tmp_path / name), RGB, name) for name in ("episodes", "fields")]
     npz_path, good = SAMPLES["ogbench"](tmp_path), sources[0].path
     frames = sources[0].read(good.name).steps.sparse["images/top"].values
     kind = NoMemoryError if isinstance(error, MemoryError) else MachineError

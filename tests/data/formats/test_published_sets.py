@@ -130,7 +130,7 @@ def test_the_state_has_an_order_of_its_own_and_is_said(path: Path) -> None:
     with h5py.File(path) as file:
         expected = np.concatenate([file[f"data/demo_0/obs/{k}"][0] for k in order]).astype(np.float32)
     assert np.array_equal(first.steps.observation["state"][0], expected)
-    assert f"the state is {' + '.join(order)}\n" in notes
+    assert f"the state is {' + '.join(f'obs/{name}' for name in order)}, as in robomimic" in notes
 
 
 def test_successes_are_where_rewards_are_1_and_an_outcome_may_be_said_of_the_others(path: Path) -> None:

@@ -1,0 +1,85 @@
+"""Data sets by other projects' own writers, trained on by the line that an error prints.
+
+    python benchmarks/foreign_data.py --python OTHER/bin/python --json benchmarks/results/foreign_data.json
+
+OTHER is an environment with minari[hdf5], lerobot, robosuite, robomimic and mani_skill. Each data set is written there,
+and a learner of this environment trains on it for 200 updates: as it is, or with the flag that its error ends in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from support.foreign_experiment import UPDATES
+
+from serl_chunk.version import version_info
+
+HERE = Path(__file__).resolve().parent / "support"
+
+
+class Case(NamedTuple):
+    package: str
+    sizes: str  # of the robot, see `foreign_experiment`
+
+
+CASES = {
+    "openpi": Case("lerobot", "8,7,1,10"),
+    "parts": Case("lerobot", "7,7,1,10"),
+    "minari": Case("minari", "3,1,2,20"),
+    "robomimic": Case("robomimic", "19,7,1,20"),
+    "maniskill": Case("mani_skill", "42,8,1,20"),
+}
+
+
+def learn(name: str, path: str, folder: Path, table: str | None) -> subprocess.CompletedProcess[str]:
+    flags = ["--demo_fields", table] if table else []
+    command = [
+        sys.executable, "-m", "serl_chunk", "--exp_name", f"{HERE / 'foreign_experiment.py'}:{CASES[name].sizes}",
+        "--learner", "--debug", "--demo_path", path, "--checkpoint_path", str(folder / f"run{len(flags)}"), *flags,
+    ]  # fmt: skip
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def train(name: str, python: str) -> dict[str, Any]:
+    """Write the data set `name` and train on it; returns what was needed and what came of it."""
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        writer = [python, str(HERE / "foreign_writers.py"), name, text]
+        path = subprocess.run(writer, capture_output=True, text=True, check=True).stdout.split()[-1]
+        package = CASES[name].package
+        version = f"import importlib.metadata as m; print(m.version('{package.replace('_', '-')}'))"
+        writer_version = subprocess.run([python, "-c", version], capture_output=True, text=True, check=True).stdout
+        done, table = learn(name, path, folder, None), None
+        if done.returncode and "--demo_fields " in done.stderr:
+            table = done.stderr.rpartition("--demo_fields ")[2].split()[0]
+            done = learn(name, path, folder, table)
+        trained = f"{UPDATES} updates" in done.stdout + done.stderr
+        print(f"{name}: {package} {writer_version.strip()}, {table or 'no flag'}: exit status {done.returncode}")
+        if done.returncode or not trained:
+            print(done.stdout[-2000:] + done.stderr[-2000:])
+        return {"data": name, "package": package, "version": writer_version.strip(), "fields": table,
+                "status": done.returncode, "trained": trained}  # fmt: skip
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--python", required=True, help="interpreter of the environment with the other projects")
+    p.add_argument("--only", choices=CASES, help="one of them")
+    p.add_argument("--json", type=Path, help="file to write")
+    args = p.parse_args()
+    rows = [train(name, args.python) for name in CASES if args.only in (None, name)]
+    if args.json:
+        args.json.write_text(
+            json.dumps({"commit": version_info().commit, "updates": UPDATES, "runs": rows}, indent=1) + "\n"
+        )
+    raise SystemExit(0 if all(row["trained"] for row in rows) else 1)
+
+
+if __name__ == "__main__":
+    main()
