@@ -31,8 +31,8 @@ def values(*size: int) -> np.ndarray:
 
 
 J, G, E, A = values(N, 9), values(N, 2), values(N, 3), values(N, 7)
-ISAAC = {"actions": A, "@success": True, "obs/joint_pos": J, "obs/eef_pos": E, "obs/gripper_pos": G,
-         "obs/table_cam": FRAMES[:N]}  # fmt: skip
+ISAAC = {"actions": A, "@success": True, "@task": "fold the towel", "obs/joint_pos": J, "obs/eef_pos": E,
+         "obs/gripper_pos": G, "obs/table_cam": FRAMES[:N]}  # fmt: skip
 QUAT = values(N, 4)
 LONG = values(N + 1, 5)
 
@@ -67,7 +67,7 @@ READ = {
 
 
 @pytest.mark.parametrize("name", READ)
-@pytest.mark.parametrize("place", ["data/demo_{}", "traj_{}", ""])
+@pytest.mark.parametrize("place", ["data/demo_{}", "run{}", ""])
 def test_arrays_of_foreign_names_are_read(tmp_path, name, place):
     content, table, parts, camera, outcome = READ[name]
     groups = [place.format(i) for i in (10, 2)] if place else [""]
@@ -77,7 +77,7 @@ def test_arrays_of_foreign_names_are_read(tmp_path, name, place):
     path = hdf5_file(tmp_path / "x.hdf5", dict(zip(keys, [*content.values()] * len(groups), strict=True)))
     options = ReadOptions(fields=parse_tables([table] if table else []), hz=25.0)
     if not place and table is None:  # a file that is one episode is known by ALOHA's names alone
-        with pytest.raises(DataError, match=naming("--fields", *content.keys() - {"@success"})):
+        with pytest.raises(DataError, match=naming("--fields", *content.keys() - {"@success", "@task"})):
             open_episodes(path, options).read("x.hdf5")
         return
     source = open_episodes(path, options)
@@ -93,6 +93,7 @@ def test_arrays_of_foreign_names_are_read(tmp_path, name, place):
     if len(content.get("obs", content.get("obs/state", J))) > N:
         np.testing.assert_array_equal(end.final_observation["state"], LONG[N])
     assert len(source.notes()) > 2
+    assert episode.begin.task == ("fold the towel" if "@task" in content else "")
 
 
 @pytest.mark.parametrize("dtype", ENCODED, ids=str)

@@ -36,7 +36,7 @@ from serl_chunk.data.fields import (
     resolve,
     table_of,
 )
-from serl_chunk.data.formats.aloha import is_bgr, recorded_hz
+from serl_chunk.data.formats.aloha import attribute_text, is_bgr, recorded_hz
 from serl_chunk.data.formats.episodes import SUFFIXES
 from serl_chunk.data.formats.hdf5_io import array, arrays_in, frames_of, group_of, looks_like, member, names, opened
 from serl_chunk.data.frames import FileVersion, single_frame
@@ -46,8 +46,9 @@ from serl_chunk.io import plural
 from serl_chunk.types import IMAGE_PREFIX, STATE, DataError, Episode, Observation, Outcome, Source, SparseRows
 
 _MINARI = "data/main_data.hdf5"  # in the folder of a data set
+_TASKS = ("task", "language_instruction", "instruction")  # attributes
 _TERMINATIONS = ("terminations", "terminated")
-_EPISODE = re.compile(r"(demo|traj|trajectory|episode|ep)_?\d+")
+_EPISODE, _NUMBERED = re.compile(r"(demo|traj|trajectory|episode|ep)_?\d+"), re.compile(r"[A-Za-z_]*\d+")
 
 
 class _Place(NamedTuple):
@@ -79,11 +80,8 @@ class Hdf5Fields:
                 masks = member(file, content, "mask")
                 self._masks += sorted(masks) if isinstance(masks, h5py.Group) else []
             for group in groups.names:
-                key = [
-                    *([file.name] if len(files) > 1 or not group else []),
-                    *([group.rpartition("/")[2]] if group else []),
-                ]
-                places["/".join(key)] = _Place(file, group)
+                of_file = file.name if len(files) > 1 or not group else ""
+                places["/".join(filter(None, (of_file, group.rpartition("/")[2])))] = _Place(file, group)
         if not places:
             raise DataError(f"{path}: no HDF5 file with episodes. Pass a file, or a folder of *.hdf5 files")
         self.hz = options.rate(recorded, path)
@@ -143,11 +141,13 @@ class Hdf5Fields:
                 # No target looks past a termination: for one that was not stored, the last observation stands in.
                 final = {STATE: state[n - 1].copy(), **{k: single_frame(v.values[n - 1 :]) for k, v in sparse.items()}}
             ending = self._ending(where, demo, reward, after, final)
+            said = (at.attrs.get(name) for at in (demo, demo.parent, file) for name in _TASKS)
+            task = next((attribute_text(text) for text in said if text is not None), self._task)
         state = state[:n]
         action = absolute(where, self.fields, state, action, self._options.spec)
         steps = make_steps("", state, action, self.hz, sparse, reward=reward, source=self._source())
         name = f"{place.file.stem}-{place.group.rpartition('/')[2]}" if place.group else place.file.stem
-        episode = imported_episode(where, name, steps, ending, self._options, self._task)
+        episode = imported_episode(where, name, steps, ending, self._options, task)
         check_order(where, self.fields, self.column_names(), episode, self._options.spec)
         return episode
 
@@ -275,11 +275,19 @@ class _Groups(NamedTuple):
 def _episodes_in(path: Path, file: h5py.File) -> _Groups:
     for parent in ("data", ""):
         within = member(path, file, parent) if parent else file
-        if isinstance(within, h5py.Group):
-            found = sorted(filter(_EPISODE.fullmatch, names(within)), key=natural_sort_key)
-            if found:
-                return _Groups(parent, [f"{parent}/{name}" if parent else name for name in found])
+        if not isinstance(within, h5py.Group):
+            continue
+        found = sorted(filter(_NUMBERED.fullmatch, names(within)), key=natural_sort_key)
+        whole = [f"{parent}/{name}" if parent else name for name in found]
+        if found and (_EPISODE.fullmatch(found[0]) or _has_actions(path, file, whole[0])):
+            return _Groups(parent, whole)
     return _Groups("", [""])
+
+
+def _has_actions(path: Path, file: h5py.File, group: str) -> bool:
+    """Whether a numbered group is an episode, and no camera or joint."""
+    found = member(path, file, group)
+    return isinstance(found, h5py.Group) and any("action" in name for name, _ in arrays_in(path, found))
 
 
 def _group(where: object, file: h5py.File, place: _Place) -> h5py.Group:
