@@ -1,9 +1,10 @@
 """Data sets by other projects' own writers, trained on by the line that an error prints.
 
-    python benchmarks/foreign_data.py --python OTHER/bin/python --json benchmarks/results/foreign_data.json
+    python benchmarks/foreign_data.py --python OTHER/bin/python ANOTHER/bin/python --json foreign_data.json
 
-OTHER is an environment with minari[hdf5], lerobot, robosuite, robomimic and mani_skill. Each data set is written there,
-and a learner of this environment trains on it for 200 updates: as it is, or with the flag that its error ends in.
+Of these environments each data set takes the first that has its package: minari[create,hdf5], lerobot, robomimic with
+robosuite, mani_skill. It is written there, and a learner of this environment trains on it for 200 updates: as it is, or
+with the flag that its error ends in.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,12 +48,21 @@ def learn(name: str, path: str, folder: Path, table: str | None) -> subprocess.C
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def train(name: str, python: str) -> dict[str, Any]:
+def having(package: str, pythons: Sequence[str]) -> str:
+    """Return the first interpreter of `pythons` that has `package`."""
+    finds = f"import importlib.util, sys; sys.exit(importlib.util.find_spec('{package}') is None)"
+    for python in pythons:
+        if subprocess.run([python, "-c", finds], check=False).returncode == 0:
+            return python
+    raise SystemExit(f"none of {', '.join(pythons)} has {package}. Install it there")
+
+
+def train(name: str, pythons: Sequence[str]) -> dict[str, Any]:
     """Write the data set `name` and train on it; returns what was needed and what came of it."""
     with tempfile.TemporaryDirectory() as text:
-        folder = Path(text)
+        folder, python = Path(text), having(CASES[name].package, pythons)
         writer = [python, str(HERE / "foreign_writers.py"), name, text]
-        path = subprocess.run(writer, capture_output=True, text=True, check=True).stdout.split()[-1]
+        path = subprocess.run(writer, stdout=subprocess.PIPE, text=True, check=True).stdout.split()[-1]
         package = CASES[name].package
         version = f"import importlib.metadata as m; print(m.version('{package.replace('_', '-')}'))"
         writer_version = subprocess.run([python, "-c", version], capture_output=True, text=True, check=True).stdout
@@ -69,7 +80,7 @@ def train(name: str, python: str) -> dict[str, Any]:
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--python", required=True, help="interpreter of the environment with the other projects")
+    p.add_argument("--python", required=True, nargs="+", help="interpreters of environments with the other projects")
     p.add_argument("--only", choices=CASES, help="one of them")
     p.add_argument("--json", type=Path, help="file to write")
     args = p.parse_args()

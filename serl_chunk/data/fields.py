@@ -269,7 +269,7 @@ def _guess(arrays: Mapping[str, ArrayInfo], spec: RobotSpec | None) -> Fields:
     action = _first(_ACTIONS, numbers) or next((n for n in numbers if "action" in n and "next" not in n), "ACTIONS")
     state = [
         n for n, about in numbers.items()
-        if n != action and len(about.shape) == 2 and about.dtype.startswith("float") and not _NO_STATE.search(n)
+        if n != action and (len(about.shape) == 2 or _GRIPPER.search(n)) and about.dtype.startswith("float") and not _NO_STATE.search(n)
     ]  # fmt: skip
     sizes = {n: int(np.prod(numbers[n].shape[1:])) for n in state}
     some = [n for n in state if _JOINT.search(n) or _GRIPPER.search(n)]
