@@ -267,10 +267,9 @@ def _guess(arrays: Mapping[str, ArrayInfo], spec: RobotSpec | None) -> Fields:
     """A table to begin with: the arrays whose names look like it, each by its full name, of the robot's sizes."""
     numbers = {name: about for name, about in arrays.items() if not about.image and 1 <= len(about.shape) <= 2}
     action = _first(_ACTIONS, numbers) or next((n for n in numbers if "action" in n and "next" not in n), "ACTIONS")
-    state = [
-        n for n, about in numbers.items()
-        if n != action and (len(about.shape) == 2 or _GRIPPER.search(n)) and about.dtype.startswith("float") and not _NO_STATE.search(n)
-    ]  # fmt: skip
+    vectors = [n for n, about in numbers.items() if len(about.shape) == 2 or _GRIPPER.search(n)]
+    floats = [n for n in vectors if numbers[n].dtype.startswith("float")]
+    state = [n for n in floats if n != action and not _NO_STATE.search(n)]
     sizes = {n: int(np.prod(numbers[n].shape[1:])) for n in state}
     some = [n for n in state if _JOINT.search(n) or _GRIPPER.search(n)]
     likely = some if any(_JOINT.search(n) for n in some) else state
