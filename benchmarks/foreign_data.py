@@ -3,8 +3,8 @@
     python benchmarks/foreign_data.py --python OTHER/bin/python ANOTHER/bin/python --json foreign_data.json
 
 Of these environments each data set takes the first that has its package: minari[create,hdf5], lerobot, robomimic with
-robosuite, mani_skill. It is written there, and a learner of this environment trains on it for 200 updates: as it is, or
-with the flag that its error ends in.
+robosuite, gymnasium_robotics. It is written there, and a learner of this environment trains on it for 200 updates: as
+it is, or with the flag that its error ends in.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CASES = {
     "parts": Case("lerobot", "7,7,1,10"),
     "minari": Case("minari", "3,1,2,20"),
     "robomimic": Case("robomimic", "19,7,1,20"),
-    "maniskill": Case("mani_skill", "42,8,1,20"),
+    "goals": Case("gymnasium_robotics", "13,4,1,25"),
 }
 
 

@@ -45,7 +45,7 @@ def parts(folder):
     return lerobot(folder, {"observation.states.joint.position": 6, "observation.states.effector.position": 1})
 
 
-def minari(folder):
+def minari(folder, name="Pendulum-v1"):
     """Minari's collector around an environment of Gymnasium's."""
     import os
 
@@ -53,15 +53,24 @@ def minari(folder):
     import gymnasium
     from minari import DataCollector
 
-    env = DataCollector(gymnasium.make("Pendulum-v1", max_episode_steps=STEPS))
+    env = DataCollector(gymnasium.make(name, max_episode_steps=STEPS))
     for seed in range(EPISODES):
         env.reset(seed=seed)
         while True:
             *_, terminated, truncated, _ = env.step(env.action_space.sample())
             if terminated or truncated:
                 break
-    env.create_dataset("pendulum/random-v0")
-    return folder / "pendulum" / "random-v0"
+    env.create_dataset("set/random-v0")
+    return folder / "set" / "random-v0"
+
+
+def goals(folder):
+    """The same of observations with a goal, by Gymnasium-Robotics."""
+    import gymnasium
+    import gymnasium_robotics
+
+    gymnasium.register_envs(gymnasium_robotics)
+    return minari(folder, "FetchReach-v4")
 
 
 def robosuite_env():
@@ -113,23 +122,7 @@ def convert_arguments(path):
     )  # fmt: skip
 
 
-def maniskill(folder):
-    """ManiSkill's recorder, of states."""
-    import gymnasium
-    import mani_skill.envs  # noqa: F401
-    from mani_skill.utils.wrappers import RecordEpisode
-
-    env = gymnasium.make("PickCube-v1", obs_mode="state", render_backend="none", sim_backend="physx_cpu")
-    env = RecordEpisode(env, str(folder), save_video=False, trajectory_name="trajectory")
-    for seed in range(EPISODES):
-        env.reset(seed=seed)
-        for _ in range(STEPS):
-            env.step(env.action_space.sample())
-    env.close()
-    return folder / "trajectory.h5"
-
-
 if __name__ == "__main__":
     name, folder = sys.argv[1:]
-    writers = {"openpi": openpi, "parts": parts, "minari": minari, "robomimic": robomimic, "maniskill": maniskill}
+    writers = {"openpi": openpi, "parts": parts, "minari": minari, "goals": goals, "robomimic": robomimic}
     print(writers[name](Path(folder).resolve()))

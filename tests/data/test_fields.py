@@ -135,10 +135,14 @@ def test_unknown_names_are_listed_with_a_table_that_reads_them(tmp_path):
     ("state=knee,action=actions", ("knee", "obs/joint_pos")),
     ("state=joint_pos[0:12],action=actions", ("joint_pos[0:12]", 9)),
     ("state=table_cam,action=actions", ("table_cam", "numbers")),
+    ("flat", ("done", 9, N, "episode_0")),
     ("state=joint_pos,action=actions,camera.a=eef_pos", ("camera", "eef_pos")),
 ])  # fmt: skip
 def test_wrong_tables_are_named(tmp_path, text, named):
-    path = hdf5_file(tmp_path / "x.hdf5", {f"data/demo_0/{key}".replace("/@", "@"): v for key, v in ISAAC.items()})
+    content = {f"data/demo_0/{key}".replace("/@", "@"): v for key, v in ISAAC.items()}
+    if text == "flat":
+        content, text = {"q": J, "u": A, "done": np.arange(N) % 10 == 9}, "state=q,action=u"
+    path = hdf5_file(tmp_path / "x.hdf5", content)
     with pytest.raises((ConfigError, DataError), match=naming(*named)):
         read_all(path, fields=parse_tables([text], "demo_fields"))
 

@@ -117,6 +117,8 @@ class Hdf5Fields:
             stated = demo.attrs.get("num_samples", n)
             if stated != n:
                 raise DataError(f"{where}: actions have {n} rows, num_samples is {stated}; the file is incomplete")
+            if not place.group:
+                _check_one_episode(where, demo, n)
             action, state = (self._numbers(where, demo, of, n) for of in ("action", "state"))
             reward = self._reward(where, demo, n)
             after: Observation | None = self._after(where, demo, n)
@@ -288,6 +290,17 @@ def _has_actions(path: Path, file: h5py.File, group: str) -> bool:
     """Whether a numbered group is an episode, and no camera or joint."""
     found = member(path, file, group)
     return isinstance(found, h5py.Group) and any("action" in name for name, _ in arrays_in(path, found))
+
+
+def _check_one_episode(where: str, file: h5py.File, n: int) -> None:
+    """Raise DataError where the arrays of a file hold several episodes, one after the other."""
+    for name in (*_TERMINATIONS, "truncations", "truncated", "done", "dones", "terminals", "timeouts"):
+        ended = array(where, file, name).reshape(-1) if name in names(file) else np.zeros(0)
+        if len(ended) == n and ended[:-1].any():
+            raise DataError(
+                f"{where}: {name} is true on row {int(ended.argmax())} of {n}: its arrays hold several episodes. Write "
+                "a group for each (episode_0, ...), or D4RL's names (observations, actions, rewards, terminals)"
+            )
 
 
 def _group(where: object, file: h5py.File, place: _Place) -> h5py.Group:
