@@ -12,6 +12,7 @@ DEMO_RUN ?= runs/demo
 DEMO_DATA ?= demos/fake_aloha
 DEMO_PORT ?= 5588
 LAB_OUT ?= runs/lab
+LAB_DRIVER ?= auto
 
 .PHONY: demo lab test quick test-slow lint clean
 
@@ -25,12 +26,14 @@ demo: $(VENV)/installed
 	$(BIN)/serl-chunk record --exp_name fake_aloha --n_demos 10 --out $(DEMO_DATA) --policy scripted
 	$(BIN)/serl-chunk --exp_name fake_aloha --learner --actor --debug --port $(DEMO_PORT) \
 	    --demo_path $(DEMO_DATA) --checkpoint_path $(DEMO_RUN)
-	$(BIN)/serl-chunk --exp_name fake_aloha --actor --eval_checkpoint_step latest --eval_n_trajs 100 \
+	$(BIN)/serl-chunk report $(DEMO_RUN) --episodes 40
+	$(BIN)/serl-chunk --exp_name fake_aloha --actor --eval_checkpoint_step 0,latest --eval_n_trajs 100 --save_video 3 \
 	    --checkpoint_path $(DEMO_RUN)
 
 # A robot's server, an operator with two SpaceMice, and all that follows; no hardware, at most 15 minutes.
+# LAB_DRIVER=lerobot: an SO-101 with a leader.
 lab: $(VENV)/installed
-	$(BIN)/python benchmarks/lab.py --out $(LAB_OUT)
+	$(BIN)/python benchmarks/lab.py --out $(LAB_OUT) --driver $(LAB_DRIVER)
 
 # Most of the time goes into compiling small functions: they are compiled quickly rather than well, by XLA's older code
 # generator for CPUs. The pinned jaxlib knows these flags; one that does not would end with "Unknown flag in XLA_FLAGS".

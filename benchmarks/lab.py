@@ -4,8 +4,10 @@
 
 A robot's server moves simulated ALOHA arms: through ROS 1 where Python can import rospy (or SERL_CHUNK_ROS1 names a
 folder of Debian's packages), with a master and a node of its own, else through the driver `fake`, which has the same
-joints. The operator is simulated: two SpaceMice below pyspacemouse, the keys of a terminal, and the robot's joints as
-seen 0.2 s late. The task is `support/lab_experiment.py`, its camera draws the arms.
+joints. With `--driver lerobot` it moves an SO-101 of simulated motors behind a stand-in of LeRobot. The operator is
+simulated: two SpaceMice below pyspacemouse, or a hand on the SO-101's leader, the keys of a terminal, and the robot's
+joints as seen 0.2 s late. The tasks are in `support/lab_experiment.py`, the robots in `support/lab_robots.py`, and the
+camera draws the arms.
 
 One line is printed for each stage. A failed stage ends the rehearsal with exit status 1 and names the log to read. The
 folder of `--out` is replaced; `report.html` there has the stages, pictures and the link to the run's own report.
@@ -25,10 +27,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-from support.lab_cell import FAKE, ROS, Lab, ros1
-from support.lab_experiment import CAMERA, meets
+from support.lab_cell import Lab
+from support.lab_experiment import CAMERA
 from support.lab_operator import HELP, MEET, MISS, WATCH, kept
 from support.lab_report import PAGES, Stage, write_report
+from support.lab_robots import FAKE, ROBOTS, ROS, ros1
 
 from serl_chunk.replay.episode import human_segments
 from serl_chunk.runs.episodes import RunSource
@@ -50,10 +53,8 @@ class Rehearsal:
 
     def __init__(self, out: Path, driver: str) -> None:
         self.out, self.driver, self.stages = out, driver, list[Stage]()
-        self._stack = contextlib.ExitStack()
-        self._ros: ros1.Ros | None = None
         self._read: dict[str, Episode] = {}  # of the journal
-        self.lab = Lab(out, driver)
+        self.lab = Lab(out, ROBOTS[driver])
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[list[str]]:
@@ -79,11 +80,6 @@ class Rehearsal:
         lab = self.lab
         with lab.clearing():
             with self.stage("robot server") as shown:
-                if self.driver == ROS:
-                    need(not ros1.missing(), ros1.missing())
-                    self._ros = ros1.Ros(self._stack.enter_context((self.out / "arms.log").open("wb")))
-                    self._ros.need_arms()
-                    lab.serving.update(self._ros.environment)
                 lab.serve()
                 shown.append(f"driver {self.driver}, cleared by an operator")
             with self.stage("robot check") as shown:
@@ -183,9 +179,10 @@ class Rehearsal:
                 terminal.kill()
                 with RobotClient(lab.address, name="watcher") as watcher:
                     lab.wait(lambda: watcher.next_state(5)["state"] != "RUN", "the robot is not held")
+                    lab.wait(lambda: not watcher.next_state(5)["controller"], "the lease does not end")
                 operator.close()
-                operator.error = None  # its mice are gone
-                shown.append("in an episode, after which the robot held")
+                operator.error = None  # its devices may be gone
+                shown.append("in an episode, after which the robot held and the lease ended")
         with lab.operated(lambda: WATCH, *actor) as (terminal, _):
             with self.stage("resumed") as shown:
                 before = lab.episodes()
@@ -222,7 +219,7 @@ class Rehearsal:
         """Compare the classifier with the joints at the ends of the run's episodes."""
         ends = [e.end for _, e in self._episodes() if e.end.final_observation is not None]
         same = sum(
-            (end.outcome is Outcome.SUCCESS) == meets(end.final_observation[STATE])
+            (end.outcome is Outcome.SUCCESS) == self.lab.kind.task.meets(end.final_observation[STATE])
             for end in ends
             if end.final_observation is not None
         )
@@ -230,9 +227,6 @@ class Rehearsal:
 
     def close(self) -> None:
         self.lab.close()
-        if self._ros:
-            self._ros.end()
-        self._stack.close()
 
 
 def driver_here() -> str:
@@ -257,7 +251,7 @@ def need(holds: bool, otherwise: str) -> None:
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--out", type=Path, default=Path("runs/lab"), help="folder of all files; an earlier one is replaced")
-    p.add_argument("--driver", choices=("auto", ROS, FAKE), default="auto", help="auto: ROS where there is one")
+    p.add_argument("--driver", choices=("auto", *ROBOTS), default="auto", help="auto: ROS where there is one")
     args = p.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     began, driver = time.monotonic(), driver_here() if args.driver == "auto" else args.driver

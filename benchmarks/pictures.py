@@ -3,8 +3,8 @@
     python benchmarks/pictures.py [--folder FOLDER] [--out docs/figures]
 
 Records ten demonstrations of `fake_aloha_images`, pretrains on them for a minute, and lets the actor run episodes in
-real time with the scripted human. A browser shows the actor's page: live_page.png is taken while the human intervenes.
-After some episodes the run is ended, and an episode with an intervention is opened in the viewer: viewer.png. The task
+real time with the scripted human. A browser shows the actor's page: live_page.webp is taken while the human intervenes.
+After some episodes the run is ended, and an episode with an intervention is opened in the viewer: viewer.webp. The task
 is made easier than the experiment's (the cube is in the state), so that a minute is enough. Needs Debian's packages
 `chromium` and `chromium-driver`, and `pip install selenium`.
 """
@@ -21,6 +21,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from PIL import Image
 from support.chromium import MISSING, Chromium
 from support.ports import free_port
 
@@ -114,8 +115,11 @@ def main() -> None:
         folder = args.folder or Path(temporary)
         demos, run = folder / "demos", folder / "run"
         subprocess.run([*COMMAND, "record", *ROBOT, "--policy", "scripted", "--out", str(demos)], check=True)
-        show_actor(demos, run, args.episodes, args.out / "live_page.png")
-        show_viewer(run, args.out / "viewer.png")
+        show_actor(demos, run, args.episodes, folder / "live_page.png")
+        show_viewer(run, folder / "viewer.png")
+        for name in ("live_page", "viewer"):  # without a loss, and half as large
+            picture = Image.open(folder / f"{name}.png").convert("RGB")
+            picture.save(args.out / f"{name}.webp", lossless=True, method=6)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ from serl_chunk.config.robots import (
     RobomimicConfig as RobomimicConfig,
 )
 from serl_chunk.data.demos import load_demos as load_demos
-from serl_chunk.data.formats import open_episodes as open_episodes
+from serl_chunk.data.paths import open_episodes as open_episodes
 from serl_chunk.data.preprocess import fit_preprocess as fit_preprocess
 from serl_chunk.evaluation.rollouts import evaluate as evaluate
 from serl_chunk.devices.registry import make_intervention as make_intervention

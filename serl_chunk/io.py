@@ -50,8 +50,11 @@ def fsync_path(path: Path) -> None:
 
 
 def os_reason(error: Exception) -> str:
-    """Return the reason of an error, without the number that the operating system gives it."""
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+    """Return an error's reason, without the operating system's number and NumPy's advice to load a file unsafely."""
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    if "unsafely" in text:  # of every file without the marks of an archive or an array
+        return "it is no archive, but a pickle or something else"
+    return "it holds objects" if "allow_pickle" in text else text
 
 
 @contextlib.contextmanager
@@ -100,19 +103,20 @@ def format_duration(seconds: float) -> str:
 
 
 class Waiting:
-    """A wait for a condition: polls, and logs why it lasts, at most once every `period` seconds, the remedy at first.
+    """A wait for a condition: polls, and logs why it lasts, at most once every `period` seconds.
 
     Args:
         clock: monotonic seconds.
         late: seconds until the first line is due.
+        remedy_every: the first of so many lines has the remedy.
     """
 
     def __init__(
         self, logger: logging.Logger, period: float = 10.0, *, clock: Callable[[], float] = time.monotonic,
-        late: float = 0.0,
+        late: float = 0.0, remedy_every: int = 6,
     ) -> None:  # fmt: skip
-        self._logger, self._period, self._clock = logger, period, clock
-        self._next, self._first = clock() + late if late else -math.inf, True
+        self._logger, self._period, self._clock, self._remedy_every = logger, period, clock, remedy_every
+        self._next, self._lines = clock() + late if late else -math.inf, 0
 
     def due(self) -> bool:
         """Return whether a line is due, which then counts as logged."""
@@ -124,13 +128,13 @@ class Waiting:
     def log(self, text: str, remedy: str = "", *, level: int = logging.INFO) -> None:
         """The condition lasts: log `text`, where a line is due."""
         if self.due():
-            more = f". {remedy[:1].upper()}{remedy[1:]}" if remedy and self._first else ""
-            self._logger.log(level, text + more)
-            self._first = False
+            due = remedy and self._lines % self._remedy_every == 0
+            self._logger.log(level, text + (f". {remedy[:1].upper()}{remedy[1:]}" if due else ""))
+            self._lines += 1
 
     def end(self) -> None:
         """The condition is over: the next line comes at once, with its remedy."""
-        self._next, self._first = -math.inf, True
+        self._next, self._lines = -math.inf, 0
 
     def until(
         self, ready: Callable[[], object], over: Callable[[], object], poll: Callable[[], object],

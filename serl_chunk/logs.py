@@ -9,6 +9,7 @@ import logging
 import math
 import os
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -302,6 +303,15 @@ def log_to_file(path: Path) -> None:
     """Append all records of this process to `path`, earlier ones too, unless it has a log file already."""
     if _file is not None:
         _file.open(path)
+
+
+def log_path() -> Path | None:
+    """Return the log file of this process, in the temporary folder where it has none; None: it keeps no log."""
+    if _file is not None and _file.path is None:
+        descriptor, name = tempfile.mkstemp(prefix="serl-chunk-", suffix=".log")
+        os.close(descriptor)
+        _file.open(Path(name))
+    return None if _file is None else _file.path
 
 
 def current_screen() -> Screen:

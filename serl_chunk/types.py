@@ -14,6 +14,7 @@ from numpy.typing import DTypeLike
 
 from serl_chunk_robot.errors import ConfigError, DataError
 from serl_chunk_robot.errors import SerlChunkError as SerlChunkError
+from serl_chunk_robot.errors import UserCodeError as UserCodeError
 
 STATE = "state"
 IMAGE_PREFIX = "images/"
@@ -22,6 +23,7 @@ REPEAT_PREFIX = "repeat/"  # before a camera's name, in a block of steps: ticks 
 HUMAN_DIMS = "human_dims"  # in a block of steps, uint8[M, A]: see Step.human_dims
 DECISION_PREFIX = "decision/"  # of what a decision recorded, in a block of steps
 CRITIC_CHOOSES = "critic_chooses"  # in a policy's parameters, bool[]: its critic may choose among candidates
+SUCCESS_REWARD = 1.0  # the least reward of a success, see `success_step`
 PROMPT, PROMPT_MASK = "prompt", "prompt_mask"  # the task's text for networks: int32[L] tokens, bool[L] which are given
 
 Array = Any  # a numpy array on the host or a JAX array on the device
@@ -343,6 +345,19 @@ class Episode(NamedTuple):
         if self.end.reward is not None:
             rewards[-1] = self.end.reward
         return rewards
+
+
+def success_step(rewards: Sequence[float] | np.ndarray) -> int | None:
+    """Return the first step whose reward marks a success, of an episode whose source reports none; None: there is none.
+
+    Its reward is at least `SUCCESS_REWARD`; every other reward above 0 is as large, or, where it is 1, below 1. A dense
+    reward that passes 1 marks none, nor does one that is paid from the first of several steps on.
+    """
+    values = np.asarray(rewards, np.float64)
+    first = int(np.argmax(values >= SUCCESS_REWARD))
+    success, others = values[first], values[(values > 0) & (values != values[first])]
+    marks = success >= SUCCESS_REWARD and (not len(others) or (success == SUCCESS_REWARD and others.max() < success))
+    return first if marks and (first > 0 or len(values) == 1) else None
 
 
 Record = Begin | StepBlock | End | Amend

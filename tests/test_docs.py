@@ -23,7 +23,7 @@ from serl_chunk import cli as command_modules
 from serl_chunk import main as command_line
 from serl_chunk.agents.registry import IMPLEMENTATIONS
 from serl_chunk.cli import training
-from serl_chunk.cli.commands import COMMANDS
+from serl_chunk.cli.commands import COMMANDS, word_of
 from serl_chunk.cli.local import train_local
 from serl_chunk.cli.record import run_record
 from serl_chunk.config.experiment import ExperimentConfig
@@ -49,6 +49,7 @@ DOCS = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "
 TUTORIAL = ROOT / "docs" / "your_robot.md"
 WITH_FILES = (TUTORIAL, ROOT / "docs" / "pi0.md")  # pages whose commands use the files that they show
 SERVING = ROOT / "docs" / "serving.md"  # tests/cli/test_serve.py runs its scripts
+DATA = ROOT / "docs" / "data.md"  # tests/data/formats/test_formats.py runs its lines
 LANGUAGES = {"console", "bash", "python", "toml", "text"}  # text is not tried: pictures and fragments
 # Of the programs the documents compare ours with, and of pip.
 FOREIGN_FLAGS = {"--successes_needed", "--dataset_type", "--max_episode_steps", "--num_episodes", "--no-deps"}
@@ -59,7 +60,7 @@ DEEPER = {  # module of serl_chunk -> what of it a command line starts once it h
 }  # fmt: skip
 TO_THERE = {"config", "new", "experiments", "presets", "report", "record", "serve", "doctor"}  # commands; others stop
 STUBBED = [(name, function) for name, functions in DEEPER.items() for function in functions.split()] + [
-    (f"cli.{command.module}", f"{name.split()[-1]}_command")
+    (f"cli.{command.module}", f"{word_of(name)}_command")
     for name, command in COMMANDS.items()
     if command.module and name not in TO_THERE
 ]
@@ -165,7 +166,7 @@ def test_serl_chunk_accepts(
         assert command_line.main([*shared, "--learner"]) == command_line.main([*shared, "--actor"]) == 0
         assert [name for name, _ in calls] == ["run_learner", "run_training_actor"]
     elif name.endswith("_command"):
-        assert name == f"{words[' '.join(words[:2]) in COMMANDS]}_command"
+        assert name == f"{word_of(words[' '.join(words[:2]) in COMMANDS])}_command"
     elif name != "build_report":
         assert isinstance(arguments["config"], ExperimentConfig)
 
@@ -217,7 +218,7 @@ def python_blocks() -> list[Any]:
 def test_python_examples_compile_and_have_a_name(block: Block):
     assert block.file, "name the file in the first line"
     compile(block.text, block.file, "exec")
-    assert block.doc in (TUTORIAL, SERVING) or "def experiment()" in block.text, "scripts of other pages are not run"
+    assert block.doc in (TUTORIAL, SERVING, DATA) or "def experiment()" in block.text, "another page: it is not run"
 
 
 @pytest.mark.parametrize("block", [p for p in python_blocks() if "def experiment()" in p.values[0].text])

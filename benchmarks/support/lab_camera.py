@@ -1,4 +1,4 @@
-"""The camera of the rehearsal (`lab.py`): it draws both ALOHA arms as a robot server publishes them."""
+"""The camera of the rehearsal (`lab.py`): it draws a robot's arms as its server publishes them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from serl_chunk.robots.arms import ARM, aloha_arms
 from serl_chunk.robots.drawn_camera import DrawnCamera
 from serl_chunk.robots.fake.render import FINGER, FINGER_TRAVEL, HAND, PALM, Camera, Rod, draw, point
+from support.lab_experiment import TASKS
 
 LINKS = ((60, 60, 70), (105, 70, 45))  # colours of the left and the right arm
 GROUND = np.array([196, 180, 150], np.uint8)
@@ -24,29 +24,26 @@ def view() -> Camera:
     return Camera(point(EYE), point(right), point(np.cross(ahead, right)), point(ahead), FOCAL)
 
 
-def picture(joints: np.ndarray, size: int) -> np.ndarray:
-    """Draw the arms, uint8[size, size, 3]. Args: joints and openings, float[14]."""
-    arms, joints = aloha_arms(), np.asarray(joints, np.float64)
+def picture(name: str, joints: np.ndarray, size: int) -> np.ndarray:
+    """Draw the arms of a task, uint8[size, size, 3]. Args: joints and openings, float[J]."""
+    task, joints = TASKS[name], np.asarray(joints, np.float64)
     image, rods = np.broadcast_to(GROUND, (size, size, 3)).copy(), []
-    for arm, places in enumerate(arms(joints[None])[:, 0]):
-        frame = arms.tip(arm, joints)[0]
+    for arm, places in enumerate(task.arms(joints[None])[:, 0]):
+        frame = task.arms.tip(arm, joints)[0]
         tip, ahead, aside = frame[:3, 3], frame[:3, 0], frame[:3, 1]
         palm = tip - PALM * ahead
         for start, end in itertools.pairwise(places[:-1]):
             rods.append(Rod(point(start), point(end), 0.03, LINKS[arm]))
         rods.append(Rod(point(places[-2]), point(palm), 0.025, HAND[arm]))
-        spread = (0.006 + FINGER_TRAVEL * float(joints[arm * ARM + 6])) * aside
+        spread = (0.006 + FINGER_TRAVEL * float(joints[task.grippers[arm]])) * aside
         rods += [Rod(point(palm + s), point(tip + s), 0.01, FINGER) for s in (spread, -spread)]
     return draw(image, view(), rods)
 
 
 class LabCamera(DrawnCamera):
-    """See `DrawnCamera`; it has one view, the operator's."""
+    """See `DrawnCamera`; its views are the tasks."""
 
-    views, extra = ("operator",), frozenset()
-
-    def __init__(self, size: int = 64, rate: float = 30.0, server: str = "127.0.0.1", keys: str = "") -> None:
-        super().__init__("operator", size, rate, server, keys)
+    views, extra = TASKS, frozenset()
 
     def _draw(self, q: np.ndarray, extra: Mapping[str, np.ndarray]) -> np.ndarray:
-        return picture(q, self._size)
+        return picture(self._view, q, self._size)

@@ -1,37 +1,37 @@
-"""The processes of the rehearsal (`lab.py`): commands on terminals with two virtual SpaceMice, and the robot's file."""
+"""The processes of the rehearsal (`lab.py`): the robot's server, and commands on terminals, each with an operator."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from support.lab_arms import lab_arms
-from support.lab_camera import LabCamera
-from support.lab_experiment import CAMERA, IMAGE_SIZE
-from support.lab_operator import ROTATION, TRANSLATION, LabOperator
-from support.virtual_mice import NAMES
+import numpy as np
 
 HERE = Path(__file__).resolve().parent
 TESTS = HERE.parents[1] / "tests" / "support"
 sys.path[:0] = [str(TESTS), str(HERE)]
-import ros1  # noqa: E402, F401 (of scripts that import this)
+# All processes of a rehearsal may import what this one may.
+_paths = (str(HERE.parent), str(TESTS), os.environ.get("PYTHONPATH", ""))
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, _paths))
 from processes import Process  # noqa: E402
 from ptys import Pty  # noqa: E402
-from robot_day import ROOT, Day  # noqa: E402
+from robot_day import Day  # noqa: E402
 from robot_served import HERE as LOCALHOST  # noqa: E402
+
+from support.lab_operator import LabOperator, Meeting  # noqa: E402
+from support.lab_robots import LabRobot  # noqa: E402
 
 EXPERIMENT = HERE / "lab_experiment.py"
 COLUMNS, ROWS = 110, 40
 SAYS = 20.0  # s between lines of progress
-ROS, FAKE = "aloha_ros1", "fake"
 # The terminal becomes the controlling one, as a shell's is.
 _OWN_TERMINAL = (
     "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
@@ -39,10 +39,12 @@ _OWN_TERMINAL = (
 
 
 class Terminal(Process):
-    """A `serl-chunk` command on a terminal of its own, with the virtual mice of a folder."""
+    """A `serl-chunk` command on a terminal of its own. `program`: what Python runs."""
 
-    def __init__(self, words: list[str], log: Path, environment: Mapping[str, str], mice: Path, cwd: Path) -> None:
-        self.program = (str(HERE / "virtual_mice.py"), str(mice))
+    def __init__(
+        self, program: Sequence[str], words: Sequence[str], log: Path, environment: Mapping[str, str], cwd: Path
+    ) -> None:
+        self.program = program
         super().__init__(words, log, environment, cwd=cwd)
 
     def _start(self, file: IO[bytes], environment: Mapping[str, str], cwd: Path | None) -> subprocess.Popen[bytes]:
@@ -76,19 +78,21 @@ class Terminal(Process):
 
 
 class Lab(Day):
-    """The processes of one rehearsal in a folder. An operator at a terminal clears the robot; see `Day`.
+    """The processes of one rehearsal in a folder. An operator at a terminal clears the robot; see `Day`."""
 
-    Args:
-        driver: of the robot, `ROS` or `FAKE`.
-    """
-
-    def __init__(self, folder: Path, driver: str) -> None:
-        super().__init__(folder, str(EXPERIMENT), clears=False)
-        self.address = f"{LOCALHOST}:{self.port}"
-        self.mice = Path(tempfile.mkdtemp(prefix="lab_"))  # a socket's path has to be short
+    def __init__(self, folder: Path, robot: LabRobot) -> None:
+        super().__init__(folder, f"{EXPERIMENT}:{robot.name}", clears=False)
+        self.kind, self.address = robot, f"{LOCALHOST}:{self.port}"
+        self.devices = Path(tempfile.mkdtemp(prefix="lab_"))  # a socket's path has to be short
         self.log = folder / "server.log"
-        self.file.write_text(robot_file(self.port, driver))
+        robot.write(self.file, LOCALHOST, self.port)
+        self._within = contextlib.ExitStack()
         self._seed, self._said = 0, time.monotonic()
+
+    def serve(self) -> None:
+        """Start what the robot's server needs, then see `Day`."""
+        self.serving.update(self.kind.begin(self._within, self.folder, self.devices))
+        super().serve()
 
     def wait(self, condition: Callable[[], bool], what: str) -> None:
         """As `Day.wait`, with the newest process's last line every so often."""
@@ -107,20 +111,19 @@ class Lab(Day):
 
     def judge_by(self, classifier: Path) -> None:
         """Let a classifier decide on success from now on."""
-        self.flags[self.flags.index("--exp_name") + 1] = f"{EXPERIMENT}:{classifier}"
+        self.flags[self.flags.index("--exp_name") + 1] += f":{classifier}"
 
     @contextlib.contextmanager
     def operated(self, choose: Callable[[], str], *words: str) -> Iterator[tuple[Terminal, LabOperator]]:
         """Run a command at a terminal, with an operator; it is ended at the end."""
-        words = (*words, "--config.actor.intervention=spacemouse",
-                 f"--config.device.paths={','.join(str(self.mice / name) for name in NAMES)}",
-                 f"--config.device.translation={TRANSLATION}", f"--config.device.rotation={ROTATION}")  # fmt: skip
-        paths = os.pathsep.join(filter(None, [str(TESTS), self.environment.get("PYTHONPATH", "")]))
-        environment = {**self.environment, "PYTHONPATH": paths, "TERM": "xterm-256color"}
-        self.log, self._seed = self.new_log(), self._seed + 1
-        terminal = Terminal([*words], self.log, environment, self.mice, self.folder)
+        robot, self._seed, self.log = self.kind, self._seed + 1, self.new_log()
+        environment = {**self.environment, "TERM": "xterm-256color"}
+        words = (*words, *robot.hands.flags(self.devices, words[0]))
+        terminal = Terminal(robot.hands.program(self.devices), words, self.log, environment, self.folder)
         self.add(terminal)
-        operator = LabOperator(self.address, self.mice, terminal, choose, self._seed)
+        meeting = Meeting(robot.task, choose, np.random.default_rng(self._seed))
+        hands = robot.hands(self.devices, robot.task, meeting, self._seed)
+        operator = LabOperator(self.address, robot.task, terminal, hands)
         try:
             yield terminal, operator
         finally:
@@ -136,25 +139,5 @@ class Lab(Day):
 
     def close(self) -> None:
         super().close()
-        for path in self.mice.iterdir():
-            path.unlink()
-        self.mice.rmdir()
-
-
-def robot_file(port: int, driver: str) -> str:
-    """Return the file that is shipped, with one drawn camera, starts that differ, and resets that take less time."""
-    text = (ROOT / "experiments/robots/aloha_ros1.toml").read_text()
-    text = text.replace('start = "first_day"', f'port = {port}\nstart = "exploring"', 1)
-    text = text[: text.index("[[camera]]")] + "\n".join((
-        "[[camera]]", f'name = "{CAMERA}"', f'driver = "{HERE / "lab_camera.py"}:{LabCamera.__name__}"',
-        f'server = "{LOCALHOST}:{port}"', f"size = {IMAGE_SIZE}", "rate = 20", "",
-    ))  # fmt: skip
-    text = text.replace("gripper = 1.0\n", "gripper = 1.0\nspeed = 1.0\n")
-    # A set point that a late pass leads further moves these arms at once: they have no mass.
-    text = text.replace("[profile.exploring]", "[profile.exploring]\noverspeed = 30.0")
-    starts = [0.3, 0.2, *[0.0] * 5] * 2
-    text = text.replace("# random = 0.05 ", f"speed = 1.0\nrandom = {starts} # ")
-    if driver == FAKE:
-        name = f"{HERE / 'lab_arms.py'}:{lab_arms.__name__}"
-        text = re.sub(r"\[driver\]\n(?s:.*?)\n\n", f'[driver]\nname = "{name}"\n\n', text, count=1)
-    return text
+        self._within.close()
+        shutil.rmtree(self.devices, ignore_errors=True)

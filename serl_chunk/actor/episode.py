@@ -119,6 +119,8 @@ class EpisodeState:
     stale_frame: bool = False  # a camera's frame on this tick is not one to decide on
     lost_ticks: int = 0  # before this tick, where it comes after a gap: its observation may be from before it
     window_ends: set[int] = dataclasses.field(default_factory=set)  # ticks ahead whose frames are recorded all the same
+    waits: bool = False  # for the human's first motion
+    first: int = 0  # tick from which the time limit counts: that of this motion
     end: End | None = None  # once it is over
 
 
@@ -142,6 +144,8 @@ class EpisodeRunner:
         stop: polled on every tick. A string truncates the episode there and is recorded as `outcome_by`.
         observer: called on every tick with its number, for video; it delays the robot.
         operator: polled on every tick and while the robot is reset.
+        from_motion: the time limit counts from the first tick on which a human's command moves the robot. The episode
+            waits as long for that, and ends without it. Ticks on which a human moves nothing are holds until then.
 
     Raises ConfigError where the policy's agent cannot plan with the delay, or a camera is unknown.
     """
@@ -152,9 +156,10 @@ class EpisodeRunner:
         human_ticks_before: int = 0, clock: Clock | None = None,
         inference: InferenceThread | None = None, before_decision: Callable[[], None] | None = None,
         stop: Callable[[], str | None] = no_stop, observer: Callable[[int], None] | None = None,
-        operator: LoopOperator | None = None,
+        operator: LoopOperator | None = None, from_motion: bool = False,
     ) -> None:  # fmt: skip
         actor, spec = config.actor, env.robot_spec
+        self._from_motion = from_motion
         self._policy = policy if isinstance(policy, Policy) else None
         image_keys = self._policy.image_keys if self._policy is not None else ()
         recorded = tuple(dict.fromkeys((*image_keys, *cameras)))
@@ -232,7 +237,8 @@ class EpisodeRunner:
                         if decision is not None and not self._operator.holding:  # else stopped or held meanwhile
                             self.accept(episode, decision)
                     self.tick(episode)
-            except BaseException:
+            except BaseException as error:
+                error.add_note(f"tick {episode.tick} of episode {episode.id}")
                 self.abort(episode)
                 raise
             return self.summary(episode)
@@ -252,7 +258,11 @@ class EpisodeRunner:
         spec, planner, name = self.spec, self._planner, episode_id or f"actor-{self._begun:06d}"
         meter = EpisodeMeter(seed, self._pacing.clock.now(), self._decided)
         over, task = self._over() is not None, self._config.robot.task  # stopped while the policy was waited for
-        raw = None if over else self._operator.reset(self._env, seed)
+        try:
+            raw = None if over else self._operator.reset(self._env, seed)
+        except BaseException as error:
+            error.add_note(f"before tick 0 of episode {name}")
+            raise
         if raw is None:
             self.interventions.reset(seed)
             end = End(name, 0, None, False, True, Outcome.UNKNOWN, self._stop() or OPERATOR)
@@ -269,7 +279,7 @@ class EpisodeRunner:
         rng = np.random.default_rng([seed, self._begun])
         episode = EpisodeState(
             name, meter, recorder, observed, deadlines,
-            rng=rng, random_steps=random_steps, executed=hold, hold=hold,
+            rng=rng, random_steps=random_steps, executed=hold, hold=hold, waits=self._from_motion,
         )  # fmt: skip
         self._begun += 1
         if self._frames.every_tick:
@@ -382,11 +392,18 @@ class EpisodeRunner:
             self._planner.flush()
             if observed.take(info.get("intervene_images", {})):
                 self._note_window(episode, sent.tick)
+        if episode.waits and choice.source is Source.HUMAN:
+            episode.waits = np.array_equal(executed, episode.hold)
+            choice = choice._replace(source=Source.HOLD if episode.waits else Source.HUMAN)
         self.interventions.count(choice.by_human)
         after = LazyObservation(self._env, raw, self._frames.names)
         label = self._operator.outcome()
-        verdict = self._judge.verdict(sent.tick, after.look, env_reward, bool(terminated), info, label)
+        verdict = self._judge.verdict(sent.tick - episode.first, after.look, env_reward, bool(terminated), info, label)
         reward, terminated, truncated = verdict.reward, verdict.terminated, truncated or verdict.truncated
+        if episode.waits:
+            episode.first = sent.tick + 1
+            truncated = truncated or (episode.first >= self.spec.max_episode_steps and not terminated)
+            self._env.restart_limit()
         holds = choice.source is Source.HOLD
         gated, starved = not np.array_equal(executed, wanted), holds and deadlines is not None and not choice.by_human
         episode.meter.count(executed, reward, gated=gated, holds=holds, starved=starved)

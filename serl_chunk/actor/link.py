@@ -41,6 +41,11 @@ class ActorLink(RecordSink, SnapshotSource, Protocol):
         return 0.0
 
     @property
+    def busy(self) -> str:
+        """What takes the learner minutes, in which no more steps are allowed; empty otherwise."""
+        return ""
+
+    @property
     def unacknowledged(self) -> int:
         """Records that the learner lacks."""
         return 0

@@ -15,7 +15,8 @@ from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.serving.client import PolicyClient, RefusedError, ServerAwayError
 from serl_chunk.serving.endpoint import Address, client_key, websockets
 from serl_chunk.serving.observations import ObservationWriter
-from serl_chunk.types import RobotSpec
+from serl_chunk.types import ConfigError, RobotSpec
+from serl_chunk_robot.wire.sockets import unknown_host
 
 
 class RemotePolicy(Policy):
@@ -158,10 +159,13 @@ def remote_policy(
     file or observation, and where the WebSocket library is missing.
     """
     address, writer, key = _settings(config, spec)
+    if unknown := unknown_host(address.host):
+        raise ConfigError(unknown, parameter="actor.policy")
     horizon = config.chunk.horizon
     client = PolicyClient(
         address,
         key=key,
+        timeout=config.actor.policy_timeout,
         stop=lambda: bool(stop()),
         check=lambda metadata: _check_metadata(metadata, address.named, spec, horizon),
     )

@@ -8,8 +8,7 @@ import functools
 import logging
 import threading
 import zlib
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -35,7 +34,7 @@ from serl_chunk.robots.base import InterventionSource, RobotEnv
 from serl_chunk.robots.registry import make_env
 from serl_chunk.transport.client.link import LearnerLink
 from serl_chunk.transport.wire.handshake import Welcome
-from serl_chunk.types import Amend
+from serl_chunk.types import Amend, Outcome
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +72,8 @@ class _Session:
     replaced: Callable[[], str | None] = no_stop
     policy: Policy | None = None
     waited: float = 0.0  # seconds
-    recent: deque[EpisodeSummary] = dataclasses.field(default_factory=lambda: deque(maxlen=RECENT))
+    total: ActorSummary = dataclasses.field(default_factory=ActorSummary)
+    recent: dict[str, EpisodeSummary] = dataclasses.field(default_factory=dict)  # the last RECENT by episode
     held_back: bool = False  # the newest status line came too soon
 
 
@@ -195,8 +195,7 @@ class ActorService:
             before_decision=self._pace if lockstep else None,
             stop=self._over_or_allowed if lockstep else self._over, operator=self.operator,
         )  # fmt: skip
-        total = ActorSummary()
-        session.policy = policy
+        total, session.policy = session.total, policy
         self.operator.actor.describe = functools.partial(self._described, policy, link)
         self.operator.actor.learner_lost = lambda: link.away > LOST_SECONDS
         try:
@@ -232,8 +231,13 @@ class ActorService:
         self, runner: EpisodeRunner, policy: Policy, link: ActorLink, begun: RunProgress, total: ActorSummary
     ) -> None:
         backlog_lines, status_lines = self._waiting(LOG_SECONDS), self._waiting(STATUS_SECONDS)
-        first = Obstacle("waiting for the learner's first policy", "see the learner's log: it may load or pretrain")
-        absent = lambda: Obstacle(policy.waiting, NO_SERVER) if policy.waiting else first  # noqa: E731
+
+        def absent() -> Obstacle:
+            if policy.waiting:
+                return Obstacle(policy.waiting, NO_SERVER)
+            text = _joined("waiting for the learner's first policy", link.busy)
+            return Obstacle(text, "see the learner's log: it may load or pretrain")
+
         if not self._wait(lambda: self.operator.quits or policy.refresh(), absent):
             return
         episode = begun.episodes
@@ -258,7 +262,10 @@ class ActorService:
                 count_episode(policy, episode_id, summary)
             self.episodes += 1
             total.merge(summary)
-            self._session.recent.append(summary)
+            recent = self._session.recent
+            recent[episode_id] = summary
+            if len(recent) > RECENT:
+                del recent[next(iter(recent))]
             if self.on_episode is not None:
                 self.on_episode(summary)
             if total.episodes % self._report_every == 0:
@@ -278,12 +285,17 @@ class ActorService:
     def amend(self, record: Amend) -> None:
         """Send an operator's correction of an episode, and count the episode as corrected."""
         assert self.link is not None
-        if self._session.policy is not None:
-            correct_episode(self._session.policy, record)
+        session = self._session
+        if session.policy is not None:
+            correct_episode(session.policy, record)
+        if (before := session.recent.get(record.episode_id)) is not None:
+            after = before.judged(record.outcome or Outcome.UNKNOWN, record.outcome_by)
+            session.recent[record.episode_id] = after
+            session.total.replace(before, after)
         self.link.amend(record)
 
     def _log_status(self, total: ActorSummary, policy: Policy, link: ActorLink) -> None:
-        line = f"episode {total.episodes}: {_in_words(self._session.recent)}, policy {policy.version}"
+        line = f"episode {total.episodes}: {_in_words([*self._session.recent.values()])}, policy {policy.version}"
         logger.info(_joined(f"{line}, waited {self._session.waited:.0f} s", link.backlog(begun=False)))
 
     def _episodes_left(self) -> bool:
@@ -316,10 +328,12 @@ class ActorService:
 
         def why() -> Obstacle:
             counts = f"{link.steps_recorded} steps recorded, {link.allowance} allowed"
-            text = _joined(f"waiting for the learner's updates: {counts}", link.backlog(begun=True))
-            return Obstacle(text, "see its log")
+            text = (
+                f"waiting for the learner: {link.busy}" if link.busy else f"waiting for the learner's updates: {counts}"
+            )
+            return Obstacle(_joined(text, link.backlog(begun=True)), "see its log")
 
-        self._wait(permitted, why, log_at_once=False)
+        self._wait(permitted, why, log_at_once=bool(link.busy))
 
     def _wait(self, ready: Callable[[], bool], why: Callable[[], Obstacle], *, log_at_once: bool = True) -> bool:
         began, wait = self._clock.now(), self._waiting(LOG_SECONDS, late=0.0 if log_at_once else LOG_SECONDS)
@@ -353,7 +367,7 @@ class ActorService:
         return link.welcome if there and not self.stop.is_set() else None
 
 
-def _in_words(recent: deque[EpisodeSummary]) -> str:
+def _in_words(recent: Sequence[EpisodeSummary]) -> str:
     total = RolloutStats.over(recent)
     alone = sum(s.success and s.segments == 0 for s in recent) / len(recent)
     parts = [

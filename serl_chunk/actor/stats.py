@@ -42,6 +42,12 @@ class RolloutStats:
         for field in dataclasses.fields(RolloutStats):
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
+    def replace(self, before: RolloutStats, after: RolloutStats) -> None:
+        """Count a part that was counted as `before` as `after` instead."""
+        for field in dataclasses.fields(RolloutStats):
+            name = field.name
+            setattr(self, name, getattr(self, name) - getattr(before, name) + getattr(after, name))
+
     @classmethod
     def over(cls, parts: Iterable[RolloutStats]) -> Self:
         total = cls()

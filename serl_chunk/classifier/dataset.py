@@ -132,7 +132,8 @@ def read_source(
     labels = read_frame_labels(source.path)
     named = labels.classes if labels else CLASSES
     keys = source.keys()
-    if labels is not None and (unknown := sorted(set(labels.episodes) - set(keys))):
+    others = {key for key in labels.episodes if key not in keys} if labels else set()
+    if labels is not None and (unknown := sorted(k for k in others if not (source.path / k).exists())):
         raise DataError(f"{labels_file(source.path)}: no episode {unknown[0]!r}. `serl-chunk data inspect` lists them")
     out, twice, unjudged = [], 0, 0
     lacking: dict[str, tuple[str, list[str]]] = {}  # episode -> a camera without frames, those with

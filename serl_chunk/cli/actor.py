@@ -78,10 +78,10 @@ def run_training_actor(
     return 0 if summary.delivered else 1
 
 
-def log_waiting() -> Callable[[str], None]:
-    """A callable for `LearnerLink.connect` that logs why it waits, with the remedy once."""
+def log_waiting(port: str = "--port") -> Callable[[str], None]:
+    """A callable for `LearnerLink.connect` that logs why it waits, with the remedy once; `port`: the port's flag."""
     wait = Waiting(logger)
-    remedy = "Start the learner with --learner, or check --ip and --port"
+    remedy = f"Start the learner with --learner, or check --ip and {port}"
     return lambda reason: wait.log(reason, remedy if reason.startswith("no learner") else "")
 
 

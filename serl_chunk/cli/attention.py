@@ -10,11 +10,11 @@ from pathlib import Path
 
 from serl_chunk.attention.alarm import Alarm, FittedRun
 from serl_chunk.attention.fit import Figures, Trace, fit, judge, trace_of
-from serl_chunk.cli.data.options import shown_progress
+from serl_chunk.cli.data.options import find_any, shown_progress
 from serl_chunk.config.fields import require
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.io import atomic_write, os_faults, plural
-from serl_chunk.runs.episodes import RunSource
+from serl_chunk.runs.episodes import FORMAT, RunSource
 from serl_chunk.runs.folder import read_config
 from serl_chunk.types import ConfigError, DataError
 
@@ -137,7 +137,7 @@ def figure_lines(found: Figures) -> list[str]:
 
 
 def _opened(texts: Sequence[str]) -> list[ReadRun]:
-    runs = [ReadRun(text) for text in texts]
+    runs = [ReadRun(str(path)) for path in find_any(texts, FORMAT.name)]
     paths = [run.path.resolve() for run in runs]
     require(len(set(paths)) == len(paths), "runs", f"must name each run once, got {', '.join(texts)}")
     return runs

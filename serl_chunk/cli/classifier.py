@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from serl_chunk.cli.data.options import open_any, parse_cameras, shown_progress
+from serl_chunk.cli.data.options import READ, find_any, parse_cameras, shown_progress
 from serl_chunk.cli.process import load
 from serl_chunk.config.agents.encoder import EncoderConfig
 from serl_chunk.config.fields import require
+from serl_chunk.data.paths import open_paths
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.io import plural
+from serl_chunk.runs.episodes import FORMAT
 from serl_chunk.types import ConfigError
 
 if TYPE_CHECKING:
@@ -54,8 +57,7 @@ def test_flags(p: argparse.ArgumentParser) -> None:
 
 
 def _add_reading(p: argparse.ArgumentParser) -> None:
-    data = "run folders, files or folders of episodes, data sets, or HIL-SERL's classifier_data"
-    p.add_argument("data", nargs="+", metavar="DATA", help=data)
+    p.add_argument("data", nargs="+", metavar="DATA", help=f"{READ}; or HIL-SERL's classifier_data")
     p.add_argument("--from", dest="from_format", metavar="FORMAT", help="what DATA is (default: what it looks like)")
     p.add_argument("--color", choices=("rgb", "bgr"), help="order of stored channels where files do not record it")
     condition = "an experiment: frames on which its outcome.condition does not hold are left out, as they are in use"
@@ -177,14 +179,18 @@ def _read(flags: argparse.Namespace, cameras: tuple[str, ...]) -> Labelled:
     known: set[str] = set()
     sets = []
     with shown_progress("reading") as progress:
-        for i, text in enumerate(flags.data):
-            path = Path(text).expanduser()
-            if flags.from_format is None and dataset.is_classifier_data(path):
-                sets.append(dataset.read_classifier_data(path, cameras, bgr=flags.color == "bgr"))
+        found = find_any(flags.data, flags.from_format)
+        pickles = {p for p in found if flags.from_format is None and dataset.is_classifier_data(p)}
+        # Frame labels lie in a folder, or next to a file that is given alone.
+        together = itertools.groupby(found, lambda p: (p in pickles, p.parent if p.is_file() else p))
+        sets_of = [[*paths] for _, paths in together]
+        for i, paths in enumerate(sets_of):
+            if paths[0] in pickles:
+                sets += [dataset.read_classifier_data(path, cameras, bgr=flags.color == "bgr") for path in paths]
             else:
-                source = open_any(text, options, flags.from_format)
+                source = open_paths(paths, options, flags.from_format, (FORMAT,))
                 sets.append(dataset.read_source(source, cameras, labelling, known, condition))
-            progress(i + 1, len(flags.data))
+            progress(i + 1, len(sets_of))
     data = dataset.joined(sets)
     for note in data.notes:
         print(f"note: {note}")

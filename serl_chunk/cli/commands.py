@@ -28,8 +28,8 @@ class Parser(argparse.ArgumentParser):
 class Command(NamedTuple):
     """A command. Its module is imported when it is given: `serl-chunk keys` waits for no JAX.
 
-    WORD is the command's last one. The module has `WORD_command(flags) -> exit status` and, unless there are no flags,
-    `WORD_flags(parser)`, which may also set the parser's description.
+    WORD is the command's last one, with underscores. The module has `WORD_command(flags) -> exit status` and, unless
+    there are no flags, `WORD_flags(parser)`, which may also set the parser's description.
     """
 
     help: str  # a line in the list of commands
@@ -45,6 +45,7 @@ COMMANDS = {
     "serve": Command("serve a policy to programs that speak openpi's protocol", "serve", settings=True),
     "data": Command("convert, export, inspect and check demonstrations"),
     "data convert": Command("into HDF5 files, or a LeRobot data set", "data.convert"),
+    "data repair": Command("what is whole of a damaged data set, as a new one; lists what is left out", "data.convert"),
     "data export": Command("a run's episodes, also while it goes on", "data.convert"),
     "data inspect": Command("what these episodes hold, on one screen; exit status 1 for a fault", "data.inspect"),
     "data check": Command("the same for machines: a line for each fault, exit status 1 for one", "data.inspect"),
@@ -62,6 +63,11 @@ COMMANDS = {
     "attention": Command("fit and test an alarm on a fall of Q, for the operator"),
     "attention fit": Command("learn the threshold from the episodes of runs, for operator.attention", "attention"),
     "attention test": Command("precision and recall by episode, on runs that it was not fitted on", "attention"),
+    "check-policy": Command(
+        "compare a run's policy with demonstrations before it moves anything; exit status 1 for a fault",
+        "check_policy",
+        settings=True,
+    ),
     "presets": Command("list the algorithms that --preset names", "experiments"),
     "report": Command("write the report of a run", "runs"),
     "rollback": Command("let a run go on from an earlier policy version", "runs"),
@@ -77,6 +83,11 @@ COMMANDS = {
     "robot replay": Command("listed by `robot`", "robot.replay"),
 }
 LISTED = {name: command for name, command in COMMANDS.items() if " " not in name}
+
+
+def word_of(name: str) -> str:
+    """Return what the names of a command's functions begin with: WORD of `Command`."""
+    return name.split()[-1].replace("-", "_")
 
 
 def run_command(arguments: Sequence[str]) -> int:
@@ -96,7 +107,7 @@ def run_command(arguments: Sequence[str]) -> int:
             listed.add_parser(word, help=COMMANDS[f"{name} {word}"].help)
         parser.parse_args(rest)  # prints the list, or raises
         parser.error("options come after the command's second word")
-    module, word = importlib.import_module(f"serl_chunk.cli.{command.module}"), name.split()[-1]
+    module, word = importlib.import_module(f"serl_chunk.cli.{command.module}"), word_of(name)
     getattr(module, f"{word}_flags", lambda parser: None)(parser)
     flags, flags.rest = parser.parse_known_args(rest) if command.settings else (parser.parse_args(rest), [])
     if "log_level" in flags:

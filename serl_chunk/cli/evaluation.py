@@ -59,7 +59,7 @@ class EvaluationOptions(NamedTuple):
 
     steps: tuple[str, ...]  # of the checkpoints; latest; best; or last:N
     n: int  # episodes of each
-    save_video: bool = False
+    filmed: int = 0  # how many of these, the first ones
     stochastic: bool = False  # the mean policy and the sampled one
     validation: bool = False  # on the start states that checkpoints are chosen on
     arms: tuple[str, ...] = ("",)  # see `policy.Request`; empty: who acts is as in a run without arms
@@ -93,7 +93,7 @@ def run_evaluation(
     stop, labels = threading.Event(), EvaluationOperator()
     with page_on(viewer) as page, contextlib.ExitStack() as stack:  # the page before anything can move
         spec = spec_of(config)
-        films = Path() / "videos" if options.save_video else None
+        films = Path() / "videos" if options.filmed else None
         checkpoints: list[Checkpoint] = []
         remote = agent = None
         if source is None:
@@ -135,6 +135,7 @@ def run_evaluation(
         results = rollouts.evaluate_in_turns(
             env, entries, config, n=options.n, progress=progress.show, intervention=human, operator=labels,
             seed_base=rollouts.VALIDATION_SEED_BASE if options.validation else rollouts.EVAL_SEED_BASE,
+            filmed=options.filmed,
             stop=lambda: INTERRUPTED if stop.is_set() else None,
         )  # fmt: skip
         if labels.operator is not None and labels.quits and not stop.is_set():

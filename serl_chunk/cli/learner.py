@@ -17,6 +17,7 @@ from serl_chunk.config.compatibility import contract
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.prompts import tokens_digest
 from serl_chunk.evaluation.by_learner import OwnEvaluation, check_simulator
+from serl_chunk.evaluation.open_loop import CheckOfLearner
 from serl_chunk.io import os_reason
 from serl_chunk.learner.building import RunOptions, build_learner
 from serl_chunk.learner.learner import Learner, Publish
@@ -43,12 +44,13 @@ def make_learner(
     config: ExperimentConfig, options: RunOptions, run: RunFolder, spec: RobotSpec, *, publish: Publish, threaded: bool,
     stopping: Callable[[], bool] = lambda: False, agent: Agent | None = None,
 ) -> Learner:  # fmt: skip
-    """Build the learner of a run with its own evaluations, which end once it is `stopping`; see `build_learner`."""
+    """Build the learner of a run with its check and its own evaluations, which end once it is `stopping`."""
     check_simulator(config)
     evaluation = partial(OwnEvaluation, config, stopping=stopping)
     return build_learner(
-        config, options, run, spec, publish=publish, threaded=threaded, evaluation=evaluation, agent=agent
-    )
+        config, options, run, spec, publish=publish, threaded=threaded, evaluation=evaluation, agent=agent,
+        check=CheckOfLearner(config, spec),
+    )  # fmt: skip
 
 
 def prepare(config: ExperimentConfig, options: RunOptions) -> RobotSpec:
@@ -112,8 +114,8 @@ def run_learner(
 
         before_exit(tell_actors)
         _train(learner, stop, tick)
-        status.update(str(learner.trainer.phase), service.status())
         service.finish("training is complete" if learner.trainer.done else STOPPED)
+        status.update(str(learner.trainer.phase), service.status())  # with what actors had left to deliver
         _log_final_checkpoint(learner)
     return finish_run(learner)
 

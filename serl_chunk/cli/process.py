@@ -6,6 +6,7 @@ import argparse
 import difflib
 import logging
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from serl_chunk.config.compatibility import gripper_in_words
@@ -47,6 +48,7 @@ OF_THE_LEARNER = (
     Alias("video_episodes", "learner.video_episodes", "K", "of them, how many are filmed"),
     Alias("dataset_replace_interval", "replay.dataset_replace_interval", "N", "updates between two shards"),
 )
+OF_THE_ACTOR = (Alias("timeout", "actor.policy_timeout", "S", "longest wait for a policy server; 0: no limit"),)
 SPARSE = "robot.reward"  # what --sparse sets
 BOOLEANS = {"true": "sparse", "1": "sparse", "yes": "sparse", "false": "dense", "0": "dense", "no": "dense"}
 
@@ -70,7 +72,9 @@ def add_aliases(parser: argparse._ActionsContainer, aliases: Sequence[Alias]) ->
 
 def load_flags(flags: argparse.Namespace) -> ExperimentConfig:
     """Return the experiment with its flags and the overrides in `rest`. ConfigError also for unused settings."""
-    fields = {alias.path: getattr(flags, alias.flag, None) for alias in (*OF_BOTH_SIDES, *OF_THE_LEARNER)}
+    fields = {
+        alias.path: getattr(flags, alias.flag, None) for alias in (*OF_BOTH_SIDES, *OF_THE_LEARNER, *OF_THE_ACTOR)
+    }
     if flags.sparse is not None:
         require(flags.sparse.lower() in BOOLEANS, "sparse", f"got {flags.sparse!r}, expected true or false")
         fields[SPARSE] = BOOLEANS[flags.sparse.lower()]
@@ -90,19 +94,20 @@ def load_flags(flags: argparse.Namespace) -> ExperimentConfig:
 def flag_of(parameter: str, arguments: Sequence[str], flags: Collection[str]) -> str:
     """Return the flag that sets a parameter of the library, as a user would give it next to `arguments`.
 
-    An alias that was used (`--utd_ratio`), else one of `flags` (the command's) with that name or `demo_` and that name,
-    else `--config.PATH` for a setting, else the parameter itself.
+    An alias that was used (`--utd_ratio`), else one of `flags` (the command's) with that name or `demo_` and that name
+    (`--from` for a format), else `--config.PATH` for a setting, else the parameter itself.
     """
     used = {argument.partition("=")[0] for argument in arguments}
-    aliases = {alias.path: f"--{alias.flag}" for alias in (*OF_BOTH_SIDES, *OF_THE_LEARNER)} | {SPARSE: "--sparse"}
+    aliases = {alias.path: f"--{alias.flag}" for alias in (*OF_BOTH_SIDES, *OF_THE_LEARNER, *OF_THE_ACTOR)} | {
+        SPARSE: "--sparse"
+    }
     if aliases.get(parameter) in used:
         return aliases[parameter]
-    for name in (parameter, f"demo_{parameter}"):
+    for name in (parameter, f"demo_{parameter}", *(("from",) if parameter == "format" else ())):
         if f"--{name}" in flags:
             return f"--{name}"
     group, dot, _ = parameter.partition(".")
     settable = group in settings_of(ExperimentConfig) and parameter not in ("robot.make", "robot.check_devices")
-    settable &= not parameter.endswith(".toml")  # robot.toml is a file
     return f"--config.{parameter}" if settable and (dot or group == "discount") else parameter
 
 
@@ -118,6 +123,8 @@ def split_overrides(rest: Sequence[str], known: Sequence[str] = ()) -> list[tupl
             hint = f"Did you mean {near[0]}?" if near else "A setting is --config.FIELD=VALUE."
             if flag in known:
                 hint = f"This command has no {flag}; see its --help."
+            if Path(item).exists():  # the shell has put all that a pattern matches in its place
+                hint = "A flag takes one path; quote a pattern: --demo_path 'demos/*.hdf5'."
             raise ConfigError(f"unknown argument {item!r}. {hint} See serl-chunk --help_all.")
         path, equals, text = item[len("--config.") :].partition("=")
         if not equals:

@@ -19,7 +19,7 @@ from serl_chunk.actor.remote_policy import remote_policy, sent_cameras
 from serl_chunk.cli.console import console_of, page_on
 from serl_chunk.cli.data.options import parse_cameras
 from serl_chunk.cli.keys import LearnerAddress, add_learner_flags
-from serl_chunk.cli.process import add_experiment_flags, load_flags
+from serl_chunk.cli.process import OF_THE_ACTOR, add_aliases, add_experiment_flags, load_flags
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import require
 from serl_chunk.config.operator import DEVICES
@@ -63,6 +63,7 @@ def record_flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("--viewer", metavar="PORT", help="show the robot on a page at this port of this machine (0: any)")
     add_learner_flags(p, "also stream the successes into the running learner at this address")
     add_experiment_flags(p)
+    add_aliases(p, OF_THE_ACTOR)
     add_log_flags(p)
 
 

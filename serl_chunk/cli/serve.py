@@ -26,7 +26,7 @@ from serl_chunk.serving.observations import ObservationReader
 from serl_chunk.serving.server import Answer, Policy, PolicyServer, batch_sizes
 from serl_chunk.signals import exit_at_once_while, never, stop_on_signals
 from serl_chunk.transport.wire.handshake import DEFAULT_PORT, check_port
-from serl_chunk.types import ConfigError, RobotSpec, SerlChunkError
+from serl_chunk.types import ConfigError, DataError, RobotSpec, SerlChunkError
 from serl_chunk.version import version_info
 from serl_chunk_robot.wire.sockets import is_loopback
 
@@ -80,7 +80,8 @@ class ServeOptions(NamedTuple):
     def of(cls, flags: argparse.Namespace) -> ServeOptions:
         """Read the flags of `serl-chunk serve`. Raises ConfigError."""
         run, ip = flags.checkpoint_path, flags.ip
-        require(bool(run) != bool(ip), "checkpoint_path", "give it, or --ip of a learner: one of them names the policy")
+        require(bool(run or ip), "checkpoint_path", "give it, or --ip of a learner: one of them names the policy")
+        require(not (run and ip), "ip", "names a policy, and so does --checkpoint_path. Remove one of them")
         for name in ("learner_port", "keys", "actor_id"):
             require(bool(ip) or not getattr(flags, name), name, "is of the learner that --ip names. Remove it")
         require(bool(run) or not flags.checkpoint_step, "checkpoint_step", "is of --checkpoint_path. Remove it")
@@ -123,7 +124,14 @@ def run_serve(
         if ended.is_set():
             return 0
         served = ServedPolicy(config, spec, policy)
-        seconds = served.compile(batch_sizes(options.largest))
+        sizes = batch_sizes(options.largest)
+        logger.info(
+            f"compiling the policy for {', '.join(map(str, sizes))} clients at once, which may take minutes; no client "
+            "is served before"
+        )
+        seconds = served.compile(sizes)
+        if options.run is not None:
+            _check(config, spec, policy, options.run, options.largest)
         server = PolicyServer(
             served.policy(), host=options.bind, port=options.port, max_bytes=served.max_bytes, largest=options.largest,
             key=options.key,
@@ -222,6 +230,17 @@ def _of_run(
     return policy, lambda: None
 
 
+def _check(config: ExperimentConfig, spec: RobotSpec, policy: ChunkPolicy, run: Path, batch: int) -> None:
+    """Log what the policy makes of the run's demonstrations, where these are on this machine."""
+    from serl_chunk.evaluation.open_loop import check_policy, demonstrations_of
+
+    try:
+        episodes = demonstrations_of(run, config)
+        check_policy(policy, config, spec, episodes, checkpoint=policy.version, batch=batch).log()
+    except (ConfigError, DataError) as error:
+        logger.info(f"the policy is not checked against its demonstrations: {error}")
+
+
 def _of_learner(
     config: ExperimentConfig, spec: RobotSpec, options: ServeOptions, stack: contextlib.ExitStack, stop: threading.Event
 ) -> tuple[ChunkPolicy, Callable[[], object]]:
@@ -235,7 +254,14 @@ def _of_learner(
     # A second id: an actor of this machine may be running.
     link = open_link(config, spec, agent, address.ip, address.port, f"{name}-server", keys=keys)
     stack.callback(link.close)
-    welcome = link.connect(on_waiting=log_waiting())
+    log_reason = log_waiting("--learner_port")
+
+    def waiting(reason: str) -> None:
+        log_reason(reason)
+        if stop.is_set():
+            raise KeyboardInterrupt
+
+    welcome = link.connect(on_waiting=waiting)
     preprocess = preprocess_of(welcome, config, spec)
     policy = ChunkPolicy(agent, preprocess, spec, seed=config.seed + 1, source=link, run=welcome.run)
     wait = Waiting(logger)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from serl_chunk.cli.commands import LISTED, Parser, run_command
-from serl_chunk.cli.process import OF_THE_LEARNER, add_aliases, add_experiment_flags, load_flags
+from serl_chunk.cli.process import OF_THE_ACTOR, OF_THE_LEARNER, add_aliases, add_experiment_flags, load_flags
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import require
 from serl_chunk.logs import add_log_flags, configure, quiet_libraries
@@ -91,13 +92,17 @@ def training_parser() -> Parser:
     add("launched_with_learner", argparse.SUPPRESS)  # flags of both processes are given to each
 
     learner = group = p.add_argument_group("learner")
-    add("demo_path", "demonstrations: file, folder, data set, run or pattern; repeatable", "PATH", "lbo",
+    add("demo_path", "demonstrations: file, folder, data set, run, pattern or LeRobot USER/NAME; repeatable",
+        "PATH", "lbo",
         action="append", default=[])  # fmt: skip
     add("demo_format", "what --demo_path is (default: what it looks like)", "FORMAT", "lbo")
     add("demo_fields", "arrays of foreign names: state=A+B,action=C,camera.NAME=D, for one path PATH::TABLE, or a file "
         "of such lines; repeatable (docs/data.md)", "TABLE", "lbo", action="append", default=[])  # fmt: skip
     add("demo_color", "order of stored channels where files have none", modes="lbo", choices=("rgb", "bgr"))
     add("demo_hz", "steps a second where files do not record it", "HZ", "lbo", type=float)
+    tolerance = "seconds by which a step may be off its frame in a video (default: half a frame)"
+    add("demo_tolerance_s", tolerance, "S", "lbo", type=float)
+    add("demo_skip_bad", "leave damaged demonstrations out, and log them", modes="lbo")
     add("demo_env", "OGBench task whose rewards are computed", "TASK", "lbo", default="")
     add("demo_keep_solved", "steps of OGBench's data that begin in a solved state are examples of success, or left out",
         modes="lbo", action=argparse.BooleanOptionalAction, default=True)  # fmt: skip
@@ -117,6 +122,7 @@ def training_parser() -> Parser:
         "ADDRESS", "lb", default=LOOPBACK)  # fmt: skip
 
     group = p.add_argument_group("actor")
+    add_aliases(group, OF_THE_ACTOR)
     add("ip", "the learner's host name or address (default: 127.0.0.1)", "HOST", "ae")
     add("port", "first of the learner's three ports (default: 5588)", "N", "labe", type=int)
     add("spool_path", "keeps what the learner does not have yet; runs/spool unless given", "DIR", "ab")
@@ -126,7 +132,8 @@ def training_parser() -> Parser:
         "eval_checkpoint_step", "evaluate checkpoint N, latest, best or last:N; several in turns, as 5000,best", "N[,N]"
     )
     add("eval_n_trajs", "episodes of the evaluation, for each checkpoint", "K", type=int, default=0)
-    add("save_video", "film the evaluation's episodes", modes="e")
+    add("save_video", "film the evaluation's episodes, or of each checkpoint the first K", "K", "e",
+        nargs="?", const=sys.maxsize, default=0, type=int)  # fmt: skip
     add("eval_stochastic", "evaluate the mean policy and the sampled one", modes="e")
     add("eval_arm", "one (the policy's first candidate), best (of agent.candidates) or both in turns", modes="e",
         choices=("one", "best", "both"))  # fmt: skip
@@ -245,6 +252,9 @@ def _mode(flags: argparse.Namespace, *, served: bool) -> str:
     require(not flags.local or not (flags.learner or flags.actor), "local",
         "it runs both loops in this process. Remove --learner and --actor.")  # fmt: skip
     require(flags.eval_n_trajs >= 0, "eval_n_trajs", f"must be at least 1, got {flags.eval_n_trajs}")
+    require(
+        flags.save_video >= 0, "save_video", f"must be a number of episodes, or none for all, got {flags.save_video}"
+    )
     if served and evaluating:
         require(flags.eval_checkpoint_step in (None, ""), "eval_checkpoint_step",
             "actor.policy names a policy server, which is evaluated. Remove one of them.")  # fmt: skip

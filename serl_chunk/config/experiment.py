@@ -295,6 +295,9 @@ class ActorConfig(Group, path="actor."):
     policy_key: str = optional(
         "", "file with its API key; empty: that of SERL_CHUNK_POLICY_KEY, or none", requires=_SERVED
     )
+    policy_timeout: float = setting(
+        0.0, "longest wait for that server before its first answer; 0: no limit", unit="s", least=0, requires=_SERVED
+    )
     policy_observation: tuple[str, ...] = optional(
         (),
         "what it is sent, as observation/image=images/front observation/state=state[0:7]; empty: as of an ALOHA",

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib.machinery
 import importlib.util
 import inspect
+import re
 import sys
 import sysconfig
 import traceback
 from pathlib import Path
 from types import ModuleType
 
+import serl_chunk_robot
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.hil_serl import TASKS
 from serl_chunk.types import ConfigError, SerlChunkError
@@ -112,29 +115,45 @@ def _import_from(file: Path) -> None:
     sys.path.insert(len(sys.path) if hides else 0, folder)
 
 
-def user_error(error: BaseException, where: str, file: Path | None = None) -> ConfigError:
-    """Return an exception of the user's code as one sentence with its file and line.
+def user_error(
+    error: BaseException, where: str = "", file: Path | None = None, *, kind: type[SerlChunkError] = ConfigError
+) -> SerlChunkError:
+    """Return an exception of the user's code as one sentence with its file, line and function.
 
-    `where` is what was called, such as `make()`; `file` is the file at fault, else the last one outside Python and this
-    package is named.
+    `where` is what was called, such as `make()`, where that is known; `file` is the file at fault, else the last one
+    outside Python and this package is named; `kind` is the class that is returned.
     """
-    frames = [(Path(f.filename), f.lineno) for f in traceback.extract_tb(error.__traceback__)]
+    walked = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    frames = [(Path(code.co_filename), line, code.co_qualname) for code, line in walked]
     if isinstance(error, SyntaxError) and error.filename:  # the code that does not parse never ran: it has no frame
-        frames.append((Path(error.filename), error.lineno))
-    frames = [(path, line) for path, line in frames if not str(path).startswith("<frozen")]
+        frames.append((Path(error.filename), error.lineno or 0, "<module>"))
+    frames = [frame for frame in frames if not str(frame[0]).startswith("<")]
     known = None if file is None else file.resolve()
-    own = [(f, n) for f, n in frames if (_is_users(f) if known is None else f.resolve() == known)]
-    path, line = own[-1] if own else frames[-1] if frames and known is None else (file or Path("?"), None)
+    own = [frame for frame in frames if (_is_users(frame[0]) if known is None else frame[0].resolve() == known)]
+    path, line, function = own[-1] if own else frames[-1] if frames and known is None else (file or Path("?"), 0, "")
     place = f"{_shown(file or path)}:{line}" if line else _shown(file or path)
+    place += f", in {function}" if function and not function.startswith("<") else ""
     last = frames[-1][0] if frames else path
-    elsewhere = f", raised at {last}:{frames[-1][1]}" if own and last.resolve() != path.resolve() else ""
+    inside = [f"in {where}"] if where else []
+    inside += [f"raised at {last}:{frames[-1][1]}"] if own and last.resolve() != path.resolve() else []
     remedy = f". {hint}" if (hint := _remedy(path, error)) else ""
-    return ConfigError(f"{place}: {type(error).__name__}: {error} (in {where}{elsewhere}){remedy}")
+    text = " ".join(re.sub(r"^\[Errno \d+\] ", "", str(error)).split())
+    reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    more = f" ({', '.join(inside)})" if inside else ""
+    return kind(f"{place}: {reason}{more}{remedy}")
 
 
+def in_users_code(error: BaseException) -> bool:
+    """Return whether `error` was raised in, or passed through, a file outside Python and what is installed."""
+    frames = (Path(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(_is_users(file) for file in frames if not str(file).startswith("<"))
+
+
+@functools.cache
 def _is_users(file: Path) -> bool:
-    folders = (Path(__file__).resolve().parents[1], Path(sysconfig.get_paths()["stdlib"]))
-    return "site-packages" not in file.parts and not any(file.is_relative_to(folder) for folder in folders)
+    ours = (Path(__file__).parents[1], Path(serl_chunk_robot.__file__).parent, Path(sysconfig.get_paths()["stdlib"]))
+    file, installed = file.resolve(), {"site-packages", "dist-packages"} & {*file.parts}
+    return not installed and not any(file.is_relative_to(folder.resolve()) for folder in ours)
 
 
 def _shown(file: Path) -> str:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from serl_chunk.config.fields import CRITIC, Group, Requirement, optional, require
 
+AXES = ("x", "y", "z", "roll", "pitch", "yaw")  # of a device's twist
 DEVICES = ("spacemouse", "gamepad", "keyboard", "leader", "gello")
 TWISTS, LEADERS = DEVICES[:3], DEVICES[3:]  # devices that command velocities of a tip, or joints
 _DEVICE = Requirement(f"actor.intervention={' or '.join(DEVICES)}", lambda c: c.actor.intervention.lower() in DEVICES)
@@ -30,6 +31,11 @@ class DeviceConfig(Group, path="device."):
         "motors take it there before each episode",
         requires=_LEADER,
     )
+    axes: tuple[str, ...] = _of_twist(
+        (),
+        "of a robot that takes velocities: the axis that moves each of its numbers, in their order, without grippers; "
+        "empty: x, y, z of three, all of six",
+    )
     scale: tuple[float, ...] = _of_twist((1.0,) * 6, "of x, y, z, roll, pitch, yaw; 0: that axis does nothing")
     translation: float = _of_twist(
         0.2, "speed of a tip at full deflection, of arms that take joint targets", unit="m/s", above=0
@@ -42,6 +48,7 @@ class DeviceConfig(Group, path="device."):
     gripper: Literal["hold", "press", "toggle"] = _of_twist(
         "hold", "it moves while its button is pressed, goes all the way, or changes at each press"
     )
+    gripper_closed: Literal["low", "high"] = _of_twist("low", "end of the gripper's range at which it is closed")
     switch_button: int = _of_twist(
         -1, "lets a single device move the other arm; -1: it moves the first one alone", least=-1
     )
@@ -52,6 +59,8 @@ class DeviceConfig(Group, path="device."):
 
     def _check(self) -> None:
         # fmt: off
+        require(set(self.axes) <= {*AXES} and len(set(self.axes)) == len(self.axes), "device.axes",
+            f"must be different ones of {', '.join(AXES)}, got {', '.join(self.axes)}")
         require(len(self.scale) == 6, "device.scale", f"must be six numbers, got {self.scale}")
         require(any(self.scale), "device.scale", "all of its numbers are 0: no deflection would do anything")
         require(self.end < self.start, "device.end", f"must be below device.start={self.start}, got {self.end}")

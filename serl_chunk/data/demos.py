@@ -3,38 +3,41 @@
 from __future__ import annotations
 
 import dataclasses
-import glob
 import hashlib
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from serl_chunk.data.formats import matching, open_episodes
+from serl_chunk.data.formats import NoEpisodesError, choose, open_one
 from serl_chunk.data.frames import observation_at
 from serl_chunk.data.labels import FILE, Label
+from serl_chunk.data.paths import find
 from serl_chunk.data.source import (
-    SUCCESS_REWARD,
     Format,
     ReadOptions,
     Source,
-    natural_sort_key,
-    sorted_files,
     take_fraction,
 )
-from serl_chunk.data.validate import cameras_of, first_true
+from serl_chunk.data.validate import cameras_of
 from serl_chunk.io import os_faults
-from serl_chunk.types import IMAGE_PREFIX, STATE, STEP_COLUMNS, ConfigError, DataError, End, Episode, Outcome, RobotSpec
+from serl_chunk.types import (
+    IMAGE_PREFIX,
+    STATE,
+    STEP_COLUMNS,
+    ConfigError,
+    DataError,
+    End,
+    Episode,
+    Outcome,
+    RobotSpec,
+    success_step,
+)
 
 _SAME_GREY = 6.0  # by which the mean of a block may differ between two encodings of an image, of 255
+_LEFT_OUT = "left out: "
 _HDF5 = "episodes"  # the format of HDF5 files that hold one episode each
-_VALID = "Pass an HDF5 file, a folder of *.hdf5 files, a data set, or a pattern such as 'demos/*.hdf5'"
-
-
-class NoDemosFoundError(ConfigError):
-    """A path of demonstrations leads to none."""
 
 
 class Origin(NamedTuple):
@@ -69,25 +72,31 @@ def load_demos(
     """Load the demonstrations that `paths` name, in their order (`episode_2` before `episode_10`).
 
     Args:
-        paths: files, folders of `*.hdf5` (not their subfolders, unless `options.scores` names them), data sets of any
-            format, or patterns of these (`~`, `*`, `?`, `**`).
+        paths: as `paths.find` takes them.
         cameras: instead of those in `options`.
         format: of the paths; None takes what they look like.
         more: formats in addition to those of `data.formats`; tried first.
 
     Raises:
-        ConfigError: a file cannot be read as `format`; NoDemosFoundError: a path is empty or matches no demonstration.
-        DataError: a file is damaged or of another robot.
+        ConfigError: a file cannot be read as `format`; NoEpisodesError: a path is empty or leads to no demonstration.
+        DataError: a file is damaged (with `options.skip_bad`: all are) or of another robot.
     """
     options = options or ReadOptions()
     chosen = options.cameras if cameras is None else tuple(cameras)
     of_each = dataclasses.replace(options, spec=spec, cameras=chosen, proportion=1.0)  # options': of all together
     found = find_demos(paths, options, format, more)
-    sources = [open_episodes(path, of_each, format, more, parameter="demo_format") for path in found]
+    sources: list[Source] = []
     wanted: list[tuple[Source, str]] = []
-    for source in sources:
-        getattr(source, "hold", lambda: None)()  # of a running run: its loaded part stays unchanged
-        keys = source.keys()
+    left_out: list[str] = []  # with the reason
+    for path in found:
+        try:
+            source = open_one(path, of_each, format, more, parameter="demo_format")
+            getattr(source, "hold", lambda: None)()  # of a running run: its loaded part stays unchanged
+            keys = source.keys()
+        except DataError as error:
+            _leave_out(error, options, left_out)
+            continue
+        sources.append(source)
         if not keys and _labels_of(source):
             continue  # all of it is discarded
         if not keys:
@@ -95,7 +104,7 @@ def load_demos(
         wanted += [(source, key) for key in keys]
     if sources and not wanted:
         text = f"every episode of {', '.join(map(str, found))} is discarded by {FILE}. Keep some, or give others"
-        raise NoDemosFoundError(text, parameter="demo_path")
+        raise NoEpisodesError(text, parameter="demo_path")
     if wanted:
         each = [source.lengths() if hasattr(source, "lengths") else None for source in sources]
         # Where one must read the episodes to count their steps, episodes are counted.
@@ -107,7 +116,7 @@ def load_demos(
     numbers: dict[str, list[int]] = {}  # digest of an episode's numbers -> the loaded ones that have it
     ids: set[str] = set()
     labelled: set[str] = set()  # of the files' digests with their labels
-    dropped = 0
+    dropped, bad = 0, 0
     for source, key in wanted:
         file = file_of(source, key)
         digest = "" if file is None else file_digest(file)
@@ -115,7 +124,15 @@ def load_demos(
             continue
         if file is not None and (label := _labels_of(source).get(key)) is not None:
             labelled.add(f"{digest} {label.label}")
-        whole = source.read(key)
+        try:
+            whole = source.read(key)
+            if options.skip_bad:
+                for rows in cameras_of(whole).values():
+                    rows.values[len(rows.index) - 1]  # a damaged file lacks its end
+        except DataError as error:
+            _leave_out(error, options, left_out)
+            bad += 1
+            continue
         check_rate(source, spec)
         origin = Origin(source.path, source.format, key, digest or content_digest(whole))
         digest = digest or _with_images(origin.digest, whole)
@@ -145,7 +162,20 @@ def load_demos(
         alone = file is not None and key not in getattr(source, "rewards", {})
         loaded.origins.append(origin._replace(path=file, key=file.name) if file and alone else origin)
     digest = hashlib.sha256("".join(sorted(digests | labelled)).encode()).hexdigest()[:16] if digests else ""
-    return loaded._replace(dropped_steps=dropped, duplicates=len(wanted) - len(loaded.episodes), digest=digest)
+    if left_out and not loaded.episodes:
+        raise DataError(
+            f"{', '.join(map(str, found))}: no demonstration is whole. {left_out[0].removeprefix(_LEFT_OUT)}"
+        )
+    duplicates = len(wanted) - len(loaded.episodes) - bad
+    notes = (*loaded.notes, *left_out)
+    return loaded._replace(dropped_steps=dropped, duplicates=duplicates, digest=digest, notes=notes)
+
+
+def _leave_out(error: DataError, options: ReadOptions, left_out: list[str]) -> None:
+    """Note what is left out because of `error`; without `options.skip_bad` raise it."""
+    if not options.skip_bad:
+        raise error
+    left_out.append(f"{_LEFT_OUT}{error}")
 
 
 def _labels_of(source: Source) -> Mapping[str, Label]:
@@ -157,7 +187,8 @@ def check_rate(source: Source, spec: RobotSpec) -> None:
     if source.hz is not None and abs(source.hz - spec.control_hz) > 1e-3 * spec.control_hz:
         raise DataError(
             f"{source.path}: recorded at {source.hz:g} steps a second, robot {spec.name} runs at {spec.control_hz:g}: "
-            "the duration of a chunk would differ. Set the robot's rate to the data's, or leave the data out"
+            f"the duration of a chunk would differ. Set robot.control_hz={source.hz:g} (of a served robot: rate in its "
+            "robot.toml) where the robot can run at that rate, or leave the data out"
         )
 
 
@@ -167,11 +198,14 @@ def find_demos(
     format: str | None = None,
     more: Sequence[Format] = (),
 ) -> list[Path]:
-    """Return the files and data sets that `paths` name, as in `load_demos`. Raises NoDemosFoundError."""
+    """Return the files and data sets that `paths` name, all of known formats. Raises ConfigError."""
     if isinstance(paths, str | Path):  # a text is a sequence of texts as well
         paths = [paths]
     scored = options is not None and bool(options.scores)
-    return [found for path in paths for found in _expand(str(path), format, more, scored)]
+    found = [part for path in paths for part in find(path, format, more, scored=scored)]
+    for path in found:
+        choose(path, format, more, parameter="demo_format", fields=options.fields if options else ())
+    return found
 
 
 def file_of(source: Source, key: str) -> Path | None:
@@ -251,12 +285,12 @@ def _with_images(digest: str, episode: Episode) -> str:
 
 
 def end_at_first_success(episode: Episode) -> tuple[Episode, int]:
-    """Terminate `episode` at its first step with a reward of at least `SUCCESS_REWARD`; also return the dropped steps.
+    """Terminate `episode` at its `success_step`; also return the dropped steps.
 
     The observation after that step becomes the final one, with the frames that were recorded at that tick.
     """
     begin, steps, end = episode
-    if (first := first_true(episode.rewards >= SUCCESS_REWARD)) is None:
+    if (first := success_step(episode.rewards)) is None:
         return episode, 0
     dropped, by = steps.n - 1 - first, end.outcome_by if end.outcome is Outcome.SUCCESS else "reward"
     if not dropped:
@@ -267,32 +301,3 @@ def end_at_first_success(episode: Episode) -> tuple[Episode, int]:
         return Episode(begin, steps, end._replace(outcome=Outcome.SUCCESS, outcome_by=by)), 0
     final, kept = observation_at(steps, first + 1), steps.slice(0, first + 1)
     return Episode(begin, kept, End(end.episode_id, kept.n, final, True, False, Outcome.SUCCESS, by)), dropped
-
-
-def _expand(text: str, format: str | None, more: Sequence[Format], scored: bool) -> list[Path]:
-    if not text.strip():
-        raise NoDemosFoundError(f"a path is empty. {_VALID}", parameter="demo_path")
-    path = Path(text).expanduser()
-    if not path.is_dir():
-        if path.exists():
-            return [path]
-        matches = (Path(p) for p in glob.glob(str(path), recursive=True))
-        found = (p for p in matches if p.is_file() or _is_data_set(p, format, more))
-        files = sorted(found, key=lambda p: natural_sort_key(str(p)))
-        if not files:
-            raise NoDemosFoundError(f"no demonstration matches {text!r}. {_VALID}")
-        return files
-    files = sorted_files(p for p in path.glob("*.hdf5") if p.is_file())
-    if files and format in (None, _HDF5) and not scored:
-        return files
-    if format is None and matching(path, more) is None:
-        suffixes = Counter(p.suffix or "no suffix" for p in path.iterdir() if p.is_file())
-        holds = ", ".join(f"{count} {suffix}" for suffix, count in sorted(suffixes.items())) or "no file"
-        raise NoDemosFoundError(f"demonstration folder {text!r} has no *.hdf5 file (it has: {holds}). {_VALID}")
-    return [path]
-
-
-def _is_data_set(folder: Path, format: str | None, more: Sequence[Format]) -> bool:
-    """Whether a pattern that matches `folder` means the folder itself, and not the files below it."""
-    found = matching(folder, more)
-    return found is not None and found.name != _HDF5 and format in (None, found.name)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from serl_chunk.config.agents.encoder import resnet10_leaves
-from serl_chunk.data.formats.restricted_pickle import load_plain
+from serl_chunk.data.formats.restricted_pickle import kind_of, load_plain
 from serl_chunk.io import atomic_path, os_faults
 from serl_chunk.types import DataError
 
@@ -24,7 +24,7 @@ def read_resnet10(path: Path) -> tuple[dict[str, np.ndarray], list[str]]:
     """
     tree = load_plain(path)
     if not isinstance(tree, Mapping):
-        raise DataError(f"{path}: holds a {type(tree).__name__}, not the nested dict of arrays that HIL-SERL publishes")
+        raise DataError(f"{path}: holds {kind_of(tree)}, not the nested dict of arrays that HIL-SERL publishes")
     if isinstance(tree.get("params"), Mapping):
         tree = tree["params"]
     found = {_renamed(name): (name, value) for name, value in _leaves(tree)}
@@ -34,8 +34,9 @@ def read_resnet10(path: Path) -> tuple[dict[str, np.ndarray], list[str]]:
             raise DataError(f"{path}: lacks {_renamed(name, _THEIRS)!r}; is it HIL-SERL's resnet10_params.pkl?")
         theirs, value = found[name]
         if not isinstance(value, np.ndarray) or value.shape != shape or value.dtype.kind != "f":
-            what = f"{value.dtype}{value.shape}" if isinstance(value, np.ndarray) else type(value).__name__
-            raise DataError(f"{path}: {theirs!r} is {what}, expected floats of shape {shape}; is it a ResNet-10?")
+            raise DataError(
+                f"{path}: {theirs!r} is {kind_of(value)}, expected floats of shape {shape}; is it a ResNet-10?"
+            )
         if not np.isfinite(value).all():
             raise DataError(f"{path}: {theirs!r} is not finite. Copy the file again")
         weights[name] = np.ascontiguousarray(value, np.float32)
@@ -53,12 +54,13 @@ def write_weights(path: Path, weights: Mapping[str, np.ndarray]) -> None:
 
 def _leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in tree.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and above.count("/") < _DEPTH:
             yield from _leaves(value, f"{above}{key}/")
         else:
             yield f"{above}{key}", value
 
 
+_DEPTH = 8  # of dicts in one another, where a network has 3
 _NAMES = {"ResNetBlock_": "block_", "Conv_": "conv_", "MyGroupNorm_": "norm_"}
 _THEIRS = {ours: theirs for theirs, ours in _NAMES.items()}
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from serl_chunk.data.source import Tables, natural_sort_key
 from serl_chunk.io import os_faults
 from serl_chunk.types import STATE, ConfigError, DataError, Episode, RobotSpec
 
@@ -39,14 +40,13 @@ CONVENTIONS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "robomimic": ((), (*(f"obs/robot{i}_{part}" for i in (0, 1) for part in _PARTS), "obs/object")),
     "Isaac Lab": (("obs/eef_pos", "obs/eef_quat", "obs/gripper_pos"), ("obs/object",)),
     "Minari": (("observations",), ()),
-    "Minari's goals": (("observations/observation", "observations/desired_goal"), ()),
     "ManiSkill": (("obs",), ()),
     "plain": (("obs/state",), ()),
     "plain observations": (("observations/state",), ()),
 }
 _ACTIONS = ("action", "actions")
 _REWARDS = ("next.reward", "reward", "rewards")
-_SUCCESSES = ("success", "infos/success", "next.success")
+_SUCCESSES = ("success", "next.success", *(f"infos/{n}" for n in ("success", "is_success", "succeed", "goal_achieved")))
 _CAMERA_PARTS = ("rgb", "color", "colour", "image", "images", "data")
 
 
@@ -147,10 +147,6 @@ def _parts(text: str, wrong: Callable[[str], ConfigError]) -> tuple[Part, ...]:
     return tuple(out)
 
 
-Tables = tuple[tuple[str, str], ...]
-"""The path that a table belongs to, "" for all, and the table."""
-
-
 def parse_tables(texts: Sequence[str], parameter: str = "fields") -> Tables:
     """Parse `TABLE` or `PATH::TABLE`, or files that hold one of these a line. Raises ConfigError."""
     out: list[tuple[str, str]] = []
@@ -239,7 +235,10 @@ def _first(names: Iterable[str], arrays: Mapping[str, ArrayInfo]) -> str:
 
 def _conventional(arrays: Mapping[str, ArrayInfo]) -> Fields | None:
     action = _first(_ACTIONS, arrays)
-    for convention, (needed, optional) in CONVENTIONS.items() if action else ():
+    # Of gymnasium's Dict and Tuple spaces all numbers are the state, in the order of the spaces.
+    inner = sorted((name for name in arrays if name.startswith("observations/")), key=natural_sort_key)
+    spaces = tuple(name for name in inner if not arrays[name].image)
+    for convention, (needed, optional) in {**CONVENTIONS, "Minari's spaces": (spaces, ())}.items() if action else ():
         state = [name for name in (*needed, *optional) if name in arrays]
         if state and set(needed) <= set(state) and not any(arrays[name].image for name in state):
             cameras = _cameras(arrays)
@@ -318,6 +317,11 @@ def absolute(where: str, fields: Fields, state: np.ndarray, action: np.ndarray, 
     return out
 
 
+def _fitting(names: Sequence[str], what: str, values: np.ndarray) -> Sequence[str]:
+    """`names` of the columns of `values`, or their numbers where a file has it wrong."""
+    return names if len(names) == values.shape[1] else [f"{what}[{i}]" for i in range(values.shape[1])]
+
+
 def check_order(
     where: str, fields: Fields, columns: tuple[Sequence[str], Sequence[str]], episode: Episode, spec: RobotSpec | None
 ) -> None:
@@ -332,6 +336,7 @@ def check_order(
     if spec is None:
         return
     state, action = episode.steps.observation[STATE], episode.steps.action
+    columns = _fitting(columns[0], "state", state), _fitting(columns[1], "action", action)
     joints, low, high = np.array(spec.joint_of_action), np.array(spec.action_low), np.array(spec.action_high)
     remedy = "Correct the table's order: NAME[0:6]+OTHER[0] takes columns one by one"
 

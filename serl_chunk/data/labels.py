@@ -23,9 +23,8 @@ import numpy as np
 
 from serl_chunk.data import validate
 from serl_chunk.data.frames import FileVersion
-from serl_chunk.data.source import SUCCESS_REWARD
 from serl_chunk.io import atomic_write, os_faults, os_reason
-from serl_chunk.types import STATE, Amend, DataError, End, Episode, Outcome
+from serl_chunk.types import STATE, SUCCESS_REWARD, Amend, DataError, End, Episode, Outcome, success_step
 
 FILE = "labels.json"
 FORMAT = 1
@@ -72,7 +71,7 @@ class Label:
             return episode
         begin, steps, end = episode
         end = correction(self.label, end, float(steps.reward[-1]), by=self.by).correct(end)
-        if self.label == FAILURE and (steps.reward >= SUCCESS_REWARD).any():
+        if self.label == FAILURE and success_step(steps.reward) is not None:
             reward = np.where(steps.reward >= SUCCESS_REWARD, np.float32(0), steps.reward)
             steps = dataclasses.replace(steps, reward=reward)
         return Episode(begin, steps, end)

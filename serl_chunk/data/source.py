@@ -11,11 +11,11 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
-from serl_chunk.data.fields import Tables
 from serl_chunk.types import ConfigError, DataError, Episode, RobotSpec, SparseRows
 
 T = TypeVar("T")
-SUCCESS_REWARD = 1.0  # a step with at least this reward is a success (docs/architecture.md, section 3)
+Tables = tuple[tuple[str, str], ...]
+"""The path that a table of `data.fields` belongs to, "" for all, and the table."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,14 +38,20 @@ class ReadOptions:
     env_if_judged: bool = False  # `env` is a default: files with labels but without the states to judge keep theirs
     env_reward: Literal["sparse", "dense"] = "sparse"  # 1 at success and 0 elsewhere, or 1 minus the parts to be done
     solved: Literal["drop", "keep"] = "drop"
+    tolerance_s: float | None = None  # by which a step's time stamp may be off its frame in a video; None: half a frame
+    skip_bad: bool = False  # leave damaged parts out, and note them
     labels: bool = True  # the outcomes and discards in `labels.json` apply (see `data.labels`)
     fields: Tables = ()  # which arrays are the state, the action and the cameras (see `data.fields`)
-    prefix: str = ""  # of the flags that set these options, for messages: "" or "demo_"
+    prefix: str = dataclasses.field(
+        default="", compare=False
+    )  # of the flags that set these options, for messages: "" or "demo_"
     proportion: float = 1.0  # of the episodes, from the first on; of the steps where these are known (OGBench, D4RL)
 
     def __post_init__(self) -> None:
         if self.hz is not None and not 0 < self.hz < math.inf:
             raise ConfigError(f"must be above 0, got {self.hz:g}", parameter="hz")
+        if self.tolerance_s is not None and not self.tolerance_s > 0:
+            raise ConfigError(f"must be above 0 seconds, got {self.tolerance_s}", parameter="tolerance_s")
         if not 0 < self.proportion <= 1:
             raise ConfigError(f"must lie in (0, 1], got {self.proportion:g}", parameter="proportion")
 

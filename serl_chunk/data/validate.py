@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -30,6 +31,7 @@ from serl_chunk.types import (
     human_dims_fault,
 )
 
+_POINTER = b"version https://git-lfs.github.com/spec/"
 _OTHER_ROBOT = "is this a demonstration of another robot?"
 
 
@@ -89,6 +91,15 @@ def check_finite(where: object, name: str, values: np.ndarray, row: str, remedy:
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         at = int(np.argwhere(~np.isfinite(values))[0][0])
         raise DataError(f"{where}: {name} is not finite at {row} {at}. {remedy}")
+
+
+def check_pointer(path: Path) -> None:
+    """Raise DataError where Git LFS left its pointer in place of the file at `path`."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        if file.read(len(_POINTER)) == _POINTER:
+            raise DataError(
+                f"{path}: is a pointer of Git LFS, the file was not downloaded. Run git lfs pull in {path.parent}"
+            )
 
 
 def first_true(mask: np.ndarray) -> int | None:

@@ -97,6 +97,11 @@ class HumanIntervention:
         self._last: np.ndarray | None = None  # the accepted command of the tick before
 
     @property
+    def devices(self) -> list[InputDevice]:
+        """Return the devices, each once."""
+        return list({id(arm.device): arm.device for arm in self._arms}.values())
+
+    @property
     def lost(self) -> list[str]:
         return [arm.device.name for arm in self._arms if arm.lost]
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.config.operator import LEADERS, DeviceConfig, changes
+from serl_chunk.config.operator import AXES, LEADERS, DeviceConfig, changes
 from serl_chunk.devices.arm_control import ArmControl, Gripper, JointArm, LeaderArm, TwistArm
 from serl_chunk.devices.human import HumanIntervention, Thresholds
 from serl_chunk.devices.leader_requests import LeaderDrives
@@ -24,8 +24,6 @@ from serl_chunk.robots.base import RobotEnv
 from serl_chunk.types import ConfigError, RobotSpec
 from serl_chunk_robot.devices.base import DeviceError, InputDevice, KeyEvent, Sample, lifeless
 from serl_chunk_robot.devices.evdev_device import Gamepad, Keyboard
-
-AXES = {3: (0, 1, 2), 6: tuple(range(6))}  # actions of an arm that takes twists -> axes of the device
 
 
 def make_human(config: ExperimentConfig, env: RobotEnv) -> HumanIntervention:
@@ -105,14 +103,14 @@ def _open(kind: str, config: ExperimentConfig, count: int) -> list[InputDevice]:
     if kind == "spacemouse":
         from serl_chunk_robot.devices.spacemouse import open_mice
 
-        with _naming_paths():
+        with _naming_setting(device.paths):
             return list(open_mice(device.paths, count))
     if not device.paths:
         raise ConfigError(f"names no device, and actor.intervention={kind} needs one for each arm that it moves. See "
                           "/dev/input/by-id", parameter="device.paths")  # fmt: skip
     gamepad = functools.partial(Gamepad, keys=" ".join(keys.values()).split())
     makes: dict[str, Callable[[str], InputDevice]] = {"gamepad": gamepad, "keyboard": Keyboard, "gello": _gello}
-    with _naming_paths(), contextlib.ExitStack() as opened:
+    with _naming_setting(device.paths), contextlib.ExitStack() as opened:
         devices = []
         for path in device.paths:
             devices.append(makes[kind](path))
@@ -122,13 +120,14 @@ def _open(kind: str, config: ExperimentConfig, count: int) -> list[InputDevice]:
 
 
 @contextlib.contextmanager
-def _naming_paths() -> Iterator[None]:
-    """Let errors of devices name the setting in place of an argument."""
+def _naming_setting(paths: Sequence[str]) -> Iterator[None]:
+    """Let errors of devices name the setting in place of an argument: the paths, or else the kind of device."""
     try:
         yield
     except DeviceError as error:
         text = error.message if error.parameter == "paths" else str(error)  # of a GELLO's file it names the entry
-        raise DeviceError(text, parameter="device.paths") from error
+        named = error.parameter or any(path in text for path in paths)
+        raise DeviceError(text, parameter="device.paths" if named else "actor.intervention") from error
 
 
 def _gello(path: str) -> InputDevice:
@@ -157,6 +156,12 @@ def _controls(config: ExperimentConfig, env: RobotEnv) -> list[ArmControl]:
     if all(joint < 0 for k, joint in enumerate(spec.joint_of_action) if k not in spec.grippers):
         return [_twists(config.device, spec, arm, k, env) for k, arm in enumerate(arms)]
     tips = kinematics_of(config.robot)
+    if config.device.axes:
+        raise ConfigError(
+            f"is of robots that take velocities, and {spec.name!r} takes targets of joints. Leave it out; a 0 in "
+            "device.scale switches an axis off",
+            parameter="device.axes",
+        )
     if tips is None:
         raise ConfigError(
             f"{config.actor.intervention} moves tips of arms, and the kinematics of robot {spec.name!r} are not known. "
@@ -170,7 +175,7 @@ def _joints(device: DeviceConfig, spec: RobotSpec, tips: Tips, arm: int) -> ArmC
     low, high = np.array(spec.action_low), np.array(spec.action_high)
     limits = TwistLimits(device.translation, device.rotation, device.scale, device.frame, device.lead)
     home = None  # the pose towards which joints move that the twist leaves free: a tip's pose leaves none of six free
-    if len(tips.joints[arm]) > len(AXES[6]):
+    if len(tips.joints[arm]) > len(AXES):
         given: np.ndarray | None = getattr(tips, "home", None)
         home = (low + high) / 2 if given is None else given
     follower = TwistFollower(tips, arm, low, high, spec.dt, limits, home)
@@ -181,16 +186,21 @@ def _joints(device: DeviceConfig, spec: RobotSpec, tips: Tips, arm: int) -> ArmC
 
 def _twists(device: DeviceConfig, spec: RobotSpec, arm: tuple[int, int], number: int, env: RobotEnv) -> ArmControl:
     dims = np.array([k for k in range(*arm) if k not in spec.grippers])
-    if len(dims) not in AXES:
+    axes = device.axes or {3: AXES[:3], 6: AXES}.get(len(dims), ())
+    if len(axes) != len(dims):
+        each = f"Name an axis for each, in their order: device.axes={','.join(AXES[: len(dims)])}, of {', '.join(AXES)}"
         raise ConfigError(
-            f"a device moves arms that take 3 or 6 numbers and a gripper's, and robot {spec.name!r} takes {len(dims)}",
-            parameter="actor.intervention",
+            f"robot {spec.name!r} takes {plural(len(dims), 'number')} of an arm besides its gripper's, of six at most "
+            f"(got device.axes={','.join(device.axes) or 'nothing'}). "
+            f"{each if len(dims) <= len(AXES) else 'Name its gripper'}. A gripper's number belongs in robot.grippers, "
+            "and device.gripper_closed=low or high is its closed end",
+            parameter="device.axes" if device.axes else "actor.intervention",
         )
-    axes = AXES[len(dims)]
     # A device's axes are those of the world. Where the robot's actions have others, it knows how to turn them.
     turned = getattr(env, "action_of_twist", None)
     turn = None if turned is None or device.frame == "tool" else (lambda twist: turned(number, twist))
-    return TwistArm(axes, np.array(device.scale), dims, _gripper(device, spec, *arm, 0.0), turn)
+    numbers = tuple(map(AXES.index, axes))
+    return TwistArm(numbers, np.array(device.scale), dims, _gripper(device, spec, *arm, 0.0), turn)
 
 
 def _leader(spec: RobotSpec, arm: tuple[int, int]) -> ArmControl:
@@ -209,7 +219,10 @@ def _gripper(
     index = next((k for k in spec.grippers if first <= k < end), None)
     if index is None:
         return None
-    return index, Gripper(device.gripper, spec.action_low[index], spec.action_high[index], stays, spec.dt)
+    low, high = spec.action_low[index], spec.action_high[index]
+    closed, opened = (low, high) if device.gripper_closed == "low" else (high, low)
+    # Where 0 is an end of its range it is a position as any other one, and stays what it was.
+    return index, Gripper(device.gripper, closed, opened, stays if low < 0 < high else None, spec.dt)
 
 
 class _Shared:
@@ -243,6 +256,11 @@ class SwitchedDevice:
             shared.sample = shared.read()
         sample = shared.sample
         return sample if shared.arm == self._arm else lifeless(sample)._replace(alive=sample.alive)
+
+    @property
+    def interfaces(self) -> tuple[str, ...]:
+        found: tuple[str, ...] = getattr(self._shared.device, "interfaces", ())
+        return found if self._arm == 0 else found[:1]
 
     def keys(self) -> list[KeyEvent]:
         keys = getattr(self._shared.device, "keys", None)

@@ -95,6 +95,7 @@ class OwnEvaluation:
                 f"the evaluation at step {step} failed and is left out; training goes on "
                 f"({type(error).__name__}: {error}{_origin(error)})"
             )
+            logger.debug("of that evaluation:", exc_info=error)
             return
         if result.episodes < c.eval_episodes:
             _remove_new(videos, before)

@@ -15,7 +15,7 @@ from serl_chunk.data.preprocess import Preprocess, fit_preprocess
 from serl_chunk.io import os_reason
 from serl_chunk.learner.learner import Learner, Publish, check_replay_memory
 from serl_chunk.learner.offline_data import DemoOptions, InitialData, append_hint, open_dataset, read_demos
-from serl_chunk.learner.schedule import Evaluate
+from serl_chunk.learner.schedule import Check, Evaluate
 from serl_chunk.replay.memory import replay_size
 from serl_chunk.runs.checkpoints import CheckpointStore
 from serl_chunk.runs.episodes import DEMOS, note_of
@@ -44,12 +44,14 @@ def build_learner(
     publish: Publish,
     threaded: bool,
     evaluation: Callable[[Agent], Evaluate] | None = None,
+    check: Check | None = None,
     agent: Agent | None = None,
 ) -> Learner:
     """Build the learner of a run with data, metrics and checkpoint; the caller closes it. Raises SerlChunkError.
 
     Args:
         evaluation: makes what evaluates the agent where `learner.eval_interval` is set.
+        check: see `Learner`.
         agent: that of `config`, where it is made already: its base is read from a file once.
     """
     agent = agent or make_agent(config, spec)
@@ -75,8 +77,9 @@ def build_learner(
             evaluate = evaluation(agent)
             failed.callback(evaluate.close)
         learner = Learner(
-            config, spec, agent, preprocess, data, metrics, publish=publish, threaded=threaded, evaluate=evaluate
-        )
+            config, spec, agent, preprocess, data, metrics, publish=publish, threaded=threaded, evaluate=evaluate,
+            check=check,
+        )  # fmt: skip
         run.write_config()  # not before: until then the files of the previous process stay
         try:
             write_json(run.path / DEMOS, note_of(demos, demo_options.options))

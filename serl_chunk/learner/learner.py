@@ -26,7 +26,7 @@ from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.io import fsync_path, plural
 from serl_chunk.learner.offline_data import InitialData, precompute_features
-from serl_chunk.learner.schedule import BY_LEARNER, Evaluate, Evaluations, TrainingProgress
+from serl_chunk.learner.schedule import BY_LEARNER, Check, Evaluate, Evaluations, TrainingProgress
 from serl_chunk.learner.service import Received, RecordRouter
 from serl_chunk.learner.trainers.base import Trainer
 from serl_chunk.learner.training_stats import TrainingStats, ValueRange
@@ -167,11 +167,13 @@ class Learner:
         publish: takes each snapshot and its info (on the publisher's thread where `threaded`).
         threaded: prefetch batches and publish in parallel to the training thread; False reproduces a run bit for bit.
         evaluate: called as `learner.eval_interval` sets; closed with the learner.
+        check: called once with the policy that demonstrations trained, before an actor gets it.
     """
 
     def __init__(
         self, config: ExperimentConfig, spec: RobotSpec, agent: Agent, preprocess: Preprocess, data: InitialData,
         metrics: MetricsLog, *, publish: Publish, threaded: bool, evaluate: Evaluate | None = None,
+        check: Check | None = None,
     ) -> None:  # fmt: skip
         self.config, self.agent, self.metrics = config, agent, metrics
         c, a = config.learner, config.agent
@@ -204,7 +206,7 @@ class Learner:
         step = None if restored is None else restored.step
         self.trainer: Trainer = trainer_of(a)(self, data, threaded=threaded, step=step)
         self._publisher = SnapshotPublisher(agent, publish, metrics.run_dir, threaded=threaded)
-        self._evaluations = Evaluations(evaluate, c.eval_interval if evaluate else 0)
+        self._evaluations = Evaluations(evaluate, c.eval_interval if evaluate else 0, check)
         self.idle = False  # whether the last look found no work: steps are waited for
         self.tick: Callable[[], None] = lambda: None  # for what takes long within one piece of work
         self.stats = TrainingStats(metrics, self.replay, c.log_period, self.counters, preprocess.normaliser.mode)
@@ -279,6 +281,13 @@ class Learner:
             self._evaluations.run(self, Snapshot(self.updates, self._policy()))
         return True
 
+    def check_policy(self) -> None:
+        """Compare the current policy with the demonstrations that it was trained on."""
+        if (check := self._evaluations.check) is not None:
+            with self.stats.evaluation():
+                self.tick()
+                check(self, Snapshot(self.updates, self._policy()))
+
     def refill(self, records: Iterable[tuple[int, str, Record | None]]) -> int:
         """Put the journal's records back into the replay; see `RecordRouter.refill`."""
         steps = self.router.refill(records)
@@ -294,6 +303,8 @@ class Learner:
             self.human_ticks += e.human_ticks
             self.value_range.check(f"episode {e.episode_id}", *e.returns)
             self.stats.episode(e, number=self.episodes, phase="train" if self.trainer.policy_trained else "warmup")
+        for session, amend in received.corrections:
+            self.stats.correction(session, amend)
         for demonstration in received.demonstrations:
             text = f"{DEMONSTRATION_RECEIVED}: {demonstration.begin.episode_id}, {demonstration.steps.n} steps"
             self.value_range.demonstrations([demonstration])

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from serl_chunk.config.experiment import ExperimentConfig, LearnerConfig
 from serl_chunk.config.robots import OgbenchConfig, RobotConfig
-from serl_chunk.data.demos import DemoSet, NoDemosFoundError, find_demos, load_demos
+from serl_chunk.data.demos import DemoSet, NoEpisodesError, find_demos, load_demos
 from serl_chunk.data.formats.ogbench import OgbenchSource
 from serl_chunk.data.rotating_dataset import ShardedSource
 from serl_chunk.data.source import ReadOptions
@@ -87,8 +87,8 @@ def check_data(config: ExperimentConfig, paths: Sequence[str], demo_options: Dem
     """Raise ConfigError where `--demo_path` or `--dataset_dir` leads to nothing, before a run has a folder."""
     try:
         find_demos(paths, demo_options.options, demo_options.format, (FORMAT,))
-    except NoDemosFoundError as error:
-        raise ConfigError(append_hint(error.message, config), parameter=error.parameter) from error
+    except NoEpisodesError as error:
+        raise ConfigError(append_hint(error.message, config), parameter=error.parameter or "demo_path") from error
     if demo_options.dataset is not None and not Path(demo_options.dataset).expanduser().is_dir():
         raise ConfigError(append_hint(f"--dataset_dir={demo_options.dataset}: there is no such folder", config))
 

@@ -250,6 +250,9 @@ class TrainingSchedule:
         return "raise learner.offline_steps to go on, or do not set learner.online_steps=0 to go on online"
 
 
+Check = Callable[["Learner", Snapshot], None]  # of a policy against its demonstrations, before an actor gets it
+
+
 class Evaluate(Protocol):
     """Evaluates a learner's policy on held-out starts and records the result."""
 
@@ -263,6 +266,7 @@ class Evaluations:
 
     evaluate: Evaluate | None
     interval: int
+    check: Check | None = None
     last: int = 0
 
     def due(self, step: int, *, now: bool = False) -> bool:

@@ -139,6 +139,7 @@ class Received(NamedTuple):
     position: int  # journal entries that this and all episodes taken so far cover
     episodes: list[EpisodeStats]  # finished since the last call, oldest first
     demonstrations: list[Episode]  # streamed ones that came since the last call
+    corrections: list[tuple[str, Amend]]  # of sessions' online episodes, since the last call
 
 
 class RecordRouter:
@@ -150,6 +151,7 @@ class RecordRouter:
         self._received: list[Episode] = []  # demonstrations
         self._changed = threading.Condition()
         self._finished: list[EpisodeStats] = []
+        self._corrections: list[tuple[str, Amend]] = []
         self.position = 0  # journal entries that the counters cover
         self.env_steps = 0
         self._human_steps = 0  # of interventions, that the previous process held
@@ -181,7 +183,7 @@ class RecordRouter:
             raise DataError(
                 f"episode {record.episode_id}: its session sends {kind}. Use the same version on both sides"
             )
-        self._count(*self._insert(session, record, demonstrations), position)
+        self._count(*self._insert(session, record, demonstrations), position, (session, record))
 
     def _insert(self, session: str, record: Record, demonstrations: bool) -> tuple[Added, Episode | None]:
         if demonstrations and not isinstance(record, Amend):  # not counted as online steps
@@ -197,8 +199,13 @@ class RecordRouter:
             self.demonstrations.close_session(session)
         return self._replay.close_session(session, gone=gone)
 
-    def _count(self, added: Added, demonstration: Episode | None, position: int | None) -> None:
+    def _count(
+        self, added: Added, demonstration: Episode | None, position: int | None,
+        record: tuple[str, Record | None] = ("", None),
+    ) -> None:  # fmt: skip
         with self._changed:
+            if isinstance(record[1], Amend) and (record[1].discard or record[1].outcome is not None):
+                self._corrections.append((record[0], record[1]))
             self.env_steps += added.steps
             if added.finished is not None:
                 self._finished.append(added.finished)
@@ -237,7 +244,7 @@ class RecordRouter:
             if number < counted:
                 self.resumed_steps -= added.steps
             else:
-                self._count(added, None, number + 1)
+                self._count(added, None, number + 1, (session, record))
         if refused:
             logger.warning("%d records of the journal were left out", refused)
         if (held := int(self._replay.stats()["replay/human_rows"])) < self._human_steps:
@@ -258,7 +265,8 @@ class RecordRouter:
         with self._changed:
             episodes, self._finished = self._finished, []
             demonstrations, self._received = self._received, []
-            return Received(self.env_steps, self.position, episodes, demonstrations)
+            corrections, self._corrections = self._corrections, []
+            return Received(self.env_steps, self.position, episodes, demonstrations, corrections)
 
     def wait(self, seconds: float) -> None:
         with self._changed:
@@ -364,6 +372,9 @@ class LearnerService(ServerHandler):
 
     def allowance(self, session: str) -> int | None:
         return self._shares.allowed(session)
+
+    def busy(self) -> str:
+        return "" if self._learner is None else self._learner.stats.busy
 
     def _steps_left(self) -> int | None:
         return self._ready().trainer.steps_allowed() if self._limited else None

@@ -17,7 +17,7 @@ from serl_chunk.replay.episode import EpisodeStats
 from serl_chunk.replay.partitions import realised_returns
 from serl_chunk.replay.replay import Half, Replay
 from serl_chunk.runs.metrics import Counters, MetricsLog, read_metrics
-from serl_chunk.types import Episode
+from serl_chunk.types import Amend, Episode, Outcome
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +40,9 @@ class TrainingStats:
         self._updates = self._logged_updates = self._env_steps = 0
         self._waited, self._seconds = 0.0, {"sampling": 0.0, "actors_waited": 0.0}
         self.rates: dict[str, float] = {}
+        self._compiling, self._called = "", set[str]()
         self.waiting = (0.0, 0.0)  # recent shares of time the learner waited for steps, and actors for updates
-        self._recent: deque[bool] = deque(maxlen=RECENT)  # whether the policy alone succeeded
+        self._recent: deque[EpisodeStats] = deque(maxlen=RECENT)  # judged ones
         self._evaluated = 0.0
         self._evaluation_start: float | None = None
 
@@ -52,7 +53,8 @@ class TrainingStats:
         A helped episode counts as no success: left out, it would make the policy look better the more often a human
         saves it.
         """
-        return sum(self._recent) / len(self._recent) if self._recent else None
+        alone = [bool(e.success) and e.human_ticks == 0 for e in self._recent]
+        return sum(alone) / len(alone) if alone else None
 
     @property
     def has_updated(self) -> bool:
@@ -67,6 +69,27 @@ class TrainingStats:
         """Seconds that evaluations took so far, one that is under way included."""
         start = self._evaluation_start
         return self._evaluated + (0.0 if start is None else time.perf_counter() - start)
+
+    @property
+    def busy(self) -> str:
+        """What takes the learner minutes in which no actor is allowed more steps; empty otherwise."""
+        return "it evaluates" if self.evaluating else self._compiling
+
+    @contextlib.contextmanager
+    def first_call(self, what: str) -> Iterator[None]:
+        """Around updates of a kind: the first compiles, which is logged at once."""
+        if what in self._called:
+            yield
+            return
+        self._called.add(what)
+        self._compiling = f"it compiles {what}"
+        logger.info(f"compiling {what}, which may take minutes; actors may have to wait")
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._compiling = ""
+        logger.info(f"compiled {what} in {time.perf_counter() - start:.1f} s")
 
     @contextlib.contextmanager
     def evaluation(self) -> Iterator[None]:
@@ -136,14 +159,23 @@ class TrainingStats:
     def episode(self, e: EpisodeStats, *, number: int, phase: Literal["warmup", "train"]) -> None:
         """Write the row of an online episode, the `number`th."""
         if e.success is not None:
-            self._recent.append(e.success and e.human_ticks == 0)
+            self._recent.append(e)
         self.metrics.episode(
             self._counters(), actor_id=e.session.rpartition("/")[0] or e.session, ret=e.episode_return,
             length=e.length, succeed=e.success, intervention_steps=e.human_ticks, intervention_count=e.segments,
             phase=phase, success_without_intervention=self.success_without_intervention, number=number,
             seam_acceleration=e.accelerations[0], acceleration=e.accelerations[1],
+            episode=f"{e.session}/{e.episode_id}", last_reward=e.last_reward,
             q=[q for q, _ in e.decisions], g=[g for _, g in e.decisions],
         )  # fmt: skip
+
+    def correction(self, session: str, amend: Amend) -> None:
+        """Write the correction of an episode, and count it as corrected."""
+        self.metrics.correction(session, amend, self._counters())
+        success = None if amend.discard else amend.outcome is Outcome.SUCCESS
+        key = session, amend.episode_id
+        recent = [e._replace(success=success) if (e.session, e.episode_id) == key else e for e in self._recent]
+        self._recent = deque((e for e in recent if e.success is not None), maxlen=RECENT)
 
 
 class ModelSpace:

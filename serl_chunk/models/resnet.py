@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from serl_chunk.io import os_reason
 from serl_chunk.models.convolutions import Conv, max_pool, with_batch
 from serl_chunk.types import ConfigError
 
@@ -85,18 +86,10 @@ def read_weights(path: str, leaves: Mapping[str, Shape]) -> dict[str, np.ndarray
         ) from None
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ConfigError(
-            f"{where}: not a .npz of plain arrays ({_why(error)}). Convert HIL-SERL's weights, a pickle, with "
+            f"{where}: not a .npz of plain arrays ({os_reason(error)}). Convert HIL-SERL's weights, a pickle, with "
             "`serl-chunk data encoder resnet10_params.pkl FILE.npz`"
         ) from error
     return checked(found, leaves, where)
-
-
-def _why(error: Exception) -> str:
-    """numpy's reason, without its advice to load the file unsafely."""
-    text = str(error)
-    if "unsafely" in text:  # the text for every file without the marks of an archive or an array
-        return "it is no archive, but a pickle or something else"
-    return "it holds objects" if "allow_pickle" in text else text
 
 
 def checked(found: Mapping[str, np.ndarray], leaves: Mapping[str, Shape], where: str) -> dict[str, np.ndarray]:

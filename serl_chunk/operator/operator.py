@@ -117,7 +117,7 @@ class SessionFigures:
 
     def __init__(self) -> None:
         self._late: collections.deque[float] = collections.deque(maxlen=TICKS)
-        self._successes: collections.deque[float] = collections.deque()
+        self._successes: dict[str, float] = {}  # by episode, when
         self._rate: float | None = None
         self._counted, self._since = 0, 0.0  # ticks since then
         self._ticks = self._human = 0
@@ -147,13 +147,16 @@ class SessionFigures:
 
     def ended(self, end: End, now: float) -> None:
         if end.outcome is Outcome.SUCCESS:
-            self._successes.append(now)
+            self._successes[end.episode_id] = now
+
+    def corrected(self, amend: Amend) -> None:
+        """Count an episode as it was corrected: no correction of an operator makes a success."""
+        self._successes.pop(amend.episode_id, None)
 
     def fields(self, now: float) -> dict[str, Any]:
         if self._began is None or self._paused is None:
             return {}
-        while self._successes and now - self._successes[0] > WINDOW:
-            self._successes.popleft()
+        self._successes = {of: then for of, then in self._successes.items() if now - then <= WINDOW}
         late = sorted(self._late)
         span = min(max(now - self._began, LEAST), WINDOW)
         return {
@@ -195,7 +198,8 @@ class Operator(LoopOperator):
         self._end, self._now, self._pause = end, now, pause
         bound = bind_keys() if inputs is None else inputs
         self._inputs = OperatorInputs(console, devices or OperatorDevices(), bound, now, takes)
-        self._attention, self._figures, self.labels = attention or Attention(), SessionFigures(), EpisodeLabels(amend)
+        self._attention, self._figures, self._amend = attention or Attention(), SessionFigures(), amend
+        self.labels = EpisodeLabels(self._correct)
         self._permit = Permit(countdown)
         self._consent = Consent(self._robot, self._permit)
         self.approval = Approval(self._permit, self._is_stopped, self._inputs.named(Action.GO))
@@ -337,6 +341,10 @@ class Operator(LoopOperator):
         if end.length > 0:  # else nothing is recorded of it
             self.labels.ended(end)
             self._figures.ended(end, self._now())
+
+    def _correct(self, amend: Amend) -> None:
+        self._figures.corrected(amend)
+        self._amend(amend)
 
     def send_pending(self) -> None:
         self.labels.forget()

@@ -91,6 +91,9 @@ class ObservedClasses(RobotEnv):
     def read_images(self, cameras: Sequence[str] | None = None) -> Observation:
         return self.env.read_images(cameras)
 
+    def restart_limit(self) -> None:
+        self.env.restart_limit()
+
     def watch(self, cameras: Sequence[str]) -> None:
         self.env.watch(tuple(dict.fromkeys((*cameras, *self._classifier.cameras))))
 

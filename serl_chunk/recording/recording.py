@@ -24,9 +24,9 @@ from serl_chunk.config.operator import DEVICES
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.console.bindings import ActorState
 from serl_chunk.console.view import Obstacle
-from serl_chunk.data.formats import open_episodes
 from serl_chunk.data.formats.hdf5_writer import EpisodeWriter
 from serl_chunk.data.inspect.inspect import inspect
+from serl_chunk.data.paths import open_episodes
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.devices.recorded import ReplayedIntervention
 from serl_chunk.devices.registry import make_intervention
@@ -330,6 +330,7 @@ class Recording:
         self._runner = EpisodeRunner(
             env, demonstrator, self._sink or writer, config=config, cameras=cameras, intervention=source, stop=stop,
             observer=Pace(config, env.robot_spec, clock, paced=by_device).wait, clock=clock, operator=operator,
+            from_motion=demonstrator is None,
         )  # fmt: skip
         if operator is not None:
             operator.actor.describe = self._described
@@ -425,7 +426,9 @@ class Recording:
         if self._sink is not None:
             figures += f", human {100 * human / length:.0f} %"
         if not files:
-            ended = f"{outcome} by {by}" if outcome is not Outcome.UNKNOWN else f"no success, ended by {by}"
+            late = by == "environment" and length >= self._spec.max_episode_steps
+            ended = f"no success, ended by {'the time limit' if late else by}"
+            ended = ended if outcome is Outcome.UNKNOWN else f"{outcome} by {by}"
             if self._operator is not None and self._operator.labels.discards_last:
                 ended = "discarded"
             elif self._operator is not None and self._operator.labels.repeats:

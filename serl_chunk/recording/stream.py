@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from serl_chunk.data.demos import NoDemosFoundError, load_demos, short_digest
+from serl_chunk.data.demos import NoEpisodesError, load_demos, short_digest
 from serl_chunk.data.formats.hdf5_io import close_files
 from serl_chunk.data.source import sorted_files
 from serl_chunk.io import plural
@@ -169,7 +169,7 @@ class DemonstrationStream:
         """Read a demonstration as `--demo_path` does; None for a failure, and for a file that cannot be read."""
         try:
             episode = load_demos([file], self._spec, cameras=self._cameras).episodes[0]
-        except NoDemosFoundError:  # removed or discarded since
+        except NoEpisodesError:  # removed or discarded since
             return None
         except SerlChunkError as error:
             logger.warning(f"not streamed: {error}")

@@ -26,6 +26,7 @@ class EpisodeStats(NamedTuple):
     segments: int
     returns: tuple[float, float] = (0.0, 0.0)  # the least and the greatest discounted one from any of its steps
     accelerations: tuple[float | None, float | None] = None, None  # at seams and elsewhere, see `seams`
+    last_reward: float = 0.0  # which a correction replaces
 
 
 @dataclasses.dataclass
@@ -156,6 +157,7 @@ def summarise(
         segments=len(segments),
         returns=(float(to_go.min()), float(to_go.max())),
         accelerations=accelerations(action, segments, episode.gaps, spec),
+        last_reward=float(reward[-1]),
     )
 
 

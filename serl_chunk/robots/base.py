@@ -85,6 +85,9 @@ class RobotEnv(gymnasium.Env[Observation, np.ndarray]):
         """Return a new first observation, of a robot that has stood since its reset; see `observes_again`."""
         raise NotImplementedError
 
+    def restart_limit(self) -> None:
+        """Count the time limit from here on: the human who is to move the robot has not yet."""
+
     def rest(self) -> None:
         """Let the robot stand: an episode has ended, and no command follows before the next reset."""
 
@@ -158,7 +161,7 @@ class SimulatedEnv(RobotEnv):
     """
 
     goes_on = True
-    tick = 0  # since the reset
+    tick = 0  # of the time limit
     _active = False
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict]:
@@ -175,6 +178,9 @@ class SimulatedEnv(RobotEnv):
         success = info["success"]
         truncated = not success and self.tick >= self.robot_spec.max_episode_steps
         return self._observe(), float(reward), success, truncated, info
+
+    def restart_limit(self) -> None:
+        self.tick = 0
 
     def _start(self, seed: int | None) -> dict[str, Any]:
         """Draw a start state from `np_random`; return additions to the reset's info."""

@@ -8,100 +8,46 @@ from __future__ import annotations
 
 import enum
 import inspect
+import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium import spaces
 
 from serl_chunk.config.fields import require
 from serl_chunk.config.loader import user_error
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.extras import choose_opengl, opengl_error
 from serl_chunk.robots.base import Expert, InterventionSource, RobotEnv
-from serl_chunk.types import IMAGE_PREFIX, CameraSpec, ConfigError, DataError, Observation, RobotSpec, SerlChunkError
+from serl_chunk.robots.gym_spaces import ActionLayout, ObservationLayout
+from serl_chunk.types import (
+    IMAGE_PREFIX,
+    SUCCESS_REWARD,
+    ConfigError,
+    DataError,
+    Observation,
+    RobotSpec,
+    SerlChunkError,
+    UserCodeError,
+    success_step,
+)
 
-Path = tuple[str, ...]
+logger = logging.getLogger(__name__)
+
+_COUNTERS = ("_elapsed_steps", "curr_path_length")  # of time limits: gymnasium's TimeLimit, HIL-SERL's environments
 SUCCESS_KEYS = ("succeed", "is_success", "success", "next.success")
 ACTION_KEYS = ("intervene_action", "teleop_action", "action_intervention")
 FLAG_KEYS = ("is_intervention", "intervene_flag")  # the second one is RLinf's, next to HIL-SERL's action
 
+_OF_OLD_GYM = re.compile(r"got an unexpected keyword argument '(seed|options)'|values to unpack \(expected [25]")
+_RETURNED_BY_OLD_GYM = (("reset", 1), ("step", 4))  # so many values
 _UNDERSTOOD = frozenset((*ACTION_KEYS, *FLAG_KEYS))
 _LIKE_INTERVENTION = re.compile(
     r"interven|teleop|take_?over|^(is_|by_)?human($|_(action|acts|active|command|control|input|override))"
 )
-
-
-class ObservationLayout(NamedTuple):
-    """Paths of state and cameras in an environment's observations; a flat observation has the path ()."""
-
-    vectors: tuple[Path, ...]
-    cameras: tuple[tuple[Path, CameraSpec], ...]
-    state_dim: int
-
-    @classmethod
-    def of(cls, space: spaces.Space[Any]) -> ObservationLayout:
-        """Return the layout of `space`; raise ConfigError naming an entry that is neither vector nor camera."""
-        vectors: list[Path] = []
-        cameras: dict[str, tuple[Path, CameraSpec]] = {}
-        state_dim = 0
-        for path, entry in _entries(space, ()):
-            name = "/".join(path) or "observation"
-            if not isinstance(entry, spaces.Box):
-                raise ConfigError(
-                    f"observation {name!r}: not a Box space (got {type(entry).__name__}). Convert it with "
-                    "gymnasium.wrappers.TransformObservation, or drop it with FilterObservation"
-                )
-            shape = _without_time(entry.shape, name)
-            if len(shape) == 1:
-                vectors.append(path)
-                state_dim += shape[0]
-            elif len(shape) == 3 and shape[2] == 3 and entry.dtype == np.uint8:
-                # HIL-SERL's "left/wrist": a column's name has one slash
-                camera = "_".join(path[1:] if len(path) > 1 and path[0] == "images" else path) or "image"
-                camera = camera.replace("/", "_")
-                if camera in cameras:
-                    raise ConfigError(f"observation {name!r}: camera {camera!r} exists already. Rename one of them")
-                cameras[camera] = path, CameraSpec(camera, shape[0], shape[1])
-            else:
-                raise ConfigError(
-                    f"observation {name!r}: wrong shape or type (got {entry.dtype} {entry.shape}, expected a vector "
-                    "(D,) or camera frames uint8 (H, W, 3), each with at most a leading axis of 1). Convert it with "
-                    "gymnasium.wrappers.TransformObservation"
-                )
-        if not vectors:
-            raise ConfigError("observation: no vector for the state. Add the joint positions")
-        return cls(tuple(vectors), tuple(cameras.values()), state_dim)
-
-    def state(self, observation: Any) -> np.ndarray:
-        """Return the state `float32[S]`, a copy; raise DataError if it is not S finite numbers."""
-        state = np.concatenate([np.ravel(_at(observation, path)) for path in self.vectors]).astype(np.float32)
-        if state.shape != (self.state_dim,):
-            raise DataError(f"the environment's state: wrong size (got {len(state)}, declared {self.state_dim})")
-        if not np.isfinite(state).all():  # it would look like a diverged policy and spoil the training
-            index = int(np.argmin(np.isfinite(state)))
-            vectors = ", ".join("/".join(path) or "observation" for path in self.vectors)
-            raise DataError(
-                f"the environment's state: not finite (got state[{index}] = {state[index]}, of the vectors {vectors} "
-                "in this order). Repair the sensor, or end the episode with an exception"
-            )
-        return state
-
-    def frames(self, observation: Any) -> Observation:
-        """Return copies of all frames, `{"images/<camera>": uint8[H, W, 3]}`; raise DataError for another shape."""
-        frames = {}
-        for path, spec in self.cameras:
-            frame = np.asarray(_at(observation, path))
-            frame = frame[0] if frame.ndim == 4 and len(frame) == 1 else frame
-            if frame.shape != (spec.height, spec.width, 3) or frame.dtype != np.uint8:
-                raise DataError(
-                    f"camera {spec.name!r}: wrong frame (got {frame.dtype} {frame.shape}, declared uint8 "
-                    f"{(spec.height, spec.width, 3)})"
-                )
-            frames[IMAGE_PREFIX + spec.name] = np.array(frame)
-        return frames
 
 
 def call_factory(make: Callable[..., Any], *leading: Any, fake_env: bool, evaluating: bool) -> Any:
@@ -142,63 +88,66 @@ class GymAdapter(RobotEnv):
             user = f"the environment of robot {config.robot_name!r}"
             raise (opengl_error(error, user) or user_error(error, "make()")) from error
         if not isinstance(env, gymnasium.Env):
-            raise ConfigError(f"must return a gymnasium.Env, got {type(env).__name__}", parameter="robot.make")
+            old = any(base.__module__.partition(".")[0] == "gym" for base in type(env).__mro__)
+            wrapper = "shimmy's GymV26CompatibilityV0(env=env), or GymV21CompatibilityV0 before gym 0.26"
+            way = wrapper if old else "a class of gymnasium.Env, such as OldGym of docs/your_robot.md, section 2"
+            raise ConfigError(
+                f"must return a gymnasium.Env, got {type(env).__name__}. Wrap it in {way}", parameter="robot.make"
+            )
         self.env: gymnasium.Env[Any, Any] = env
         self._layout = ObservationLayout.of(env.observation_space)
-        self._box = _checked_actions(env.action_space)
-        self._set_spaces(_spec(config, env, self._box, self._layout), images)
+        self._actions = ActionLayout.of(env.action_space)
+        self._set_spaces(_spec(config, env, self._actions, self._layout), images)
         self._last: Any = None  # the environment's last observation
         self._looked = False  # whether frames have been requested
         self._shown = False  # whether those of the last observation have been
         self._numbers: dict[str, int] = {}  # of its frames
-        self._tick = 0
+        self._rewards: list[float] = []  # of the episode
+        self._reports = False  # whether `info` has ever had a key of success
+        self._warned = False  # of its absence
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict]:
         super().reset(seed=seed)
-        try:
-            self._last, info = self.env.reset(seed=seed, options=options)
-        except Exception as error:  # the first frame may be drawn here
-            if sentence := opengl_error(error, f"the environment of robot {self.robot_spec.name!r}"):
-                raise sentence from error
-            raise
-        self._tick, self._shown, self._numbers = 0, False, _frame_numbers(info)
+        self._last, info = self._returned("reset", 2, seed=seed, options=options)
+        self._rewards, self._shown, self._numbers = [], False, _frame_numbers(info)
         return self._observe(), {**plain_info(info, self.robot_spec.name), "success": False}
 
     def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Execute `action float32[A]`, clipped to the action space.
+        """Execute `action float32[A]`, clipped to the action space; where that has integers, rounded.
 
         `info["executed_action"] float32[A]` is the environment's own report, else the human's action, else the clipped
         one. `info["intervene_action"] float32[A]` is present on a human's ticks only. Raises DataError for an action
         (the human's too) that is not A finite numbers, for an unknown report of an intervention, and for a reward that
         is not finite.
         """
-        given = np.clip(self._checked(action), self._low, self._high)
-        # Clipped again in the environment's type: a float64 limit may lie within its float32 neighbour.
-        native = np.clip(given.astype(self._box.dtype), self._box.low, self._box.high)
+        bounded = self._actions.bounded(self._checked(action))
+        given, native = bounded.astype(np.float32), self._actions.native(bounded)
         # Copied before the report of an intervention: the environment may reuse its buffers.
         seen = self._layout.frames(self._last) if self._looked and not self._shown else {}
-        self._last, reward, terminated, truncated, native_info = self.env.step(native)
+        self._last, reward, terminated, truncated, native_info = self._returned("step", 5, native)
         self._shown, self._numbers = False, _frame_numbers(native_info)
-        self._tick += 1
 
         info = plain_info(native_info, self.robot_spec.name)
         human = human_action(info, self.robot_spec.name)
         info.pop("intervene_action", None)
         if human is not None:
             key, command = human
-            info["intervene_action"] = given = self._checked(command, f'info["{key}"]')
+            info["intervene_action"] = given = self._checked(self._actions.flat(command), f'info["{key}"]')
             info["intervene_images"] = seen
-        info["executed_action"] = self._checked(info.get("executed_action", given), 'info["executed_action"]')
-        info["success"] = success = succeeded(info)
-        given_reward = float(np.asarray(reward).item())  # HIL-SERL's classifiers give arrays of one element
-        if not np.isfinite(given_reward):
-            raise DataError(f"robot {self.robot_spec.name!r}: the reward is not finite (got {given_reward})")
+        executed = self._actions.flat(info.get("executed_action", given))
+        info["executed_action"] = self._checked(executed, 'info["executed_action"]')
+        self._rewards.append(self._reward(reward))
+        self._reports |= any(key in info for key in SUCCESS_KEYS)
+        terminated, truncated = bool(terminated), bool(truncated)
+        limit = len(self._rewards) >= self.robot_spec.max_episode_steps
+        ends = terminated or truncated or limit
+        info["success"] = success = succeeded(info) or (ends and self._rewarded(info, terminated))
 
         judged = success or is_true(info.get("failure"))
-        if self._tick >= self.robot_spec.max_episode_steps or is_true(info.get("rerecord_episode")):
+        if limit or is_true(info.get("rerecord_episode")):
             terminated, truncated = False, True
-        terminated = bool(terminated) or judged
-        return self._observe(), given_reward, terminated, bool(truncated) and not terminated, info
+        terminated = terminated or judged
+        return self._observe(), self._rewards[-1], terminated, truncated and not terminated, info
 
     def read_images(self, cameras: Sequence[str] | None = None) -> Observation:
         if self._last is None:
@@ -211,8 +160,65 @@ class GymAdapter(RobotEnv):
     def _observe(self) -> Observation:
         return self._observed(self._layout.state(self._last))
 
+    def _returned(self, method: str, values: int, *given: Any, **options: Any) -> Sequence[Any]:
+        """Return what the environment's `method` returns, so many values of which the last is `info`.
+
+        Raises UserCodeError for an exception in it, ConfigError where it is not gymnasium's or cannot render.
+        """
+        name = self.robot_spec.name
+        try:
+            returned = getattr(self.env, method)(*given, **options)
+        except SerlChunkError:
+            raise
+        except Exception as error:
+            *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+            caller = frame.f_globals.get("__name__", "").partition(".")[0]
+            if caller in ("serl_chunk", "gymnasium") and _OF_OLD_GYM.search(str(error)):  # else of the user's own calls
+                raise _other_api(name, f"{method}() is old gym's, before 0.26 ({error})") from error
+            known = opengl_error(error, f"the environment of robot {name!r}")  # a frame may be drawn here
+            raise known or user_error(error, f"{method}()", kind=UserCodeError) from error
+        several = returned if isinstance(returned, tuple | list) else (returned,)
+        if len(several) == values and isinstance(several[-1], Mapping):
+            return several
+        old = "old gym's, before 0.26" if (method, len(several)) in _RETURNED_BY_OLD_GYM else "not gymnasium's"
+        got = ", ".join(type(value).__name__ for value in several)
+        raise _other_api(name, f"{method}() is {old} (it returned {got}, expected {values} values, the last a dict)")
+
+    def _reward(self, reward: Any) -> float:
+        try:
+            given = float(np.asarray(reward).item())  # HIL-SERL's classifiers give arrays of one element
+        except (TypeError, ValueError) as error:
+            raise DataError(f"robot {self.robot_spec.name!r}: the reward is no number (got {reward!r})") from error
+        if not np.isfinite(given):
+            raise DataError(f"robot {self.robot_spec.name!r}: the reward is not finite (got {given})")
+        return given
+
+    def _rewarded(self, info: Mapping[Any, Any], terminated: bool) -> bool:
+        """Return whether the rewards show a success at an episode's end, where no key reports one; warn of it once."""
+        judged = any(is_true(info.get(key)) for key in ("failure", "rerecord_episode"))
+        if self._reports or judged or (most := max(self._rewards)) < SUCCESS_REWARD:
+            return False
+        success = terminated and success_step(self._rewards) == len(self._rewards) - 1
+        if not self._warned:
+            self._warned = True
+            counts = "counts as one: it alone is above 0, and its step terminated" if success else "is none"
+            logger.warning(
+                f"robot {self.robot_spec.name!r} reports no success, and a reward of {most:g} {counts}. Decide it in "
+                "your environment: info['success'], true or false, on every step (docs/your_robot.md, section 1)"
+            )
+        return success
+
     def frame_numbers(self) -> Mapping[str, int]:
         return self._numbers
+
+    def restart_limit(self) -> None:
+        self._rewards = []
+        layer: Any = self.env
+        while layer is not None:
+            for counter in _COUNTERS:
+                if isinstance(vars(layer).get(counter), int):
+                    setattr(layer, counter, 0)
+            layer = vars(layer).get("env")
 
     def make_expert(self) -> Expert:
         return self._made_by("make_expert", ("reset", "act"), "record demonstrations by hand")
@@ -222,7 +228,10 @@ class GymAdapter(RobotEnv):
         return self._made_by("make_scripted_human", needed, "set actor.intervention to none or a file")
 
     def close(self) -> None:
-        self.env.close()
+        try:
+            self.env.close()
+        except Exception as error:  # which must not hide what ended the episode
+            logger.warning(f"robot {self.robot_spec.name!r} is not closed: {user_error(error, 'close()')}")
 
     def _made_by(self, factory: str, methods: tuple[str, ...], otherwise: str) -> Any:
         name, needed = self.robot_spec.name, ", ".join(f"{m}()" for m in methods)
@@ -241,7 +250,17 @@ class GymAdapter(RobotEnv):
         return made
 
 
-def _spec(config: GymConfig, env: gymnasium.Env[Any, Any], box: spaces.Box, layout: ObservationLayout) -> RobotSpec:
+def _other_api(robot: str, what: str) -> ConfigError:
+    return ConfigError(
+        f"robot {robot!r}: its {what}. Let reset(*, seed=None, options=None) return (observation, info), and "
+        "step(action) return (observation, reward, terminated, truncated, info), or wrap env.unwrapped in OldGym of "
+        "docs/your_robot.md, section 2"
+    )
+
+
+def _spec(
+    config: GymConfig, env: gymnasium.Env[Any, Any], actions: ActionLayout, layout: ObservationLayout
+) -> RobotSpec:
     limit, steps = getattr(env.unwrapped, "max_episode_length", None), config.time_limit  # HIL-SERL's
     if isinstance(limit, int) and limit < steps:
         seconds = config.max_episode_s is not None
@@ -251,7 +270,8 @@ def _spec(config: GymConfig, env: gymnasium.Env[Any, Any], box: spaces.Box, layo
             f"its max_episode_length={limit}). Set robot.{field}={most:g}",
             parameter=f"robot.{field}",
         )
-    dim, joints = box.shape[0], config.joint_of_action or (-1,) * box.shape[0]
+    dim = len(actions.low)
+    joints = config.joint_of_action or (-1,) * dim
     count = f"must have {dim} entries, one per action dimension, got {len(joints)}"
     require(len(joints) == dim, "robot.joint_of_action", count)
     place = f"must be action dimensions in 0..{dim - 1}, got {config.grippers}"
@@ -260,8 +280,8 @@ def _spec(config: GymConfig, env: gymnasium.Env[Any, Any], box: spaces.Box, layo
         name=config.robot_name,
         control_hz=config.control_hz,
         state_dim=layout.state_dim,
-        action_low=tuple(map(float, box.low)),
-        action_high=tuple(map(float, box.high)),
+        action_low=tuple(map(float, actions.low)),
+        action_high=tuple(map(float, actions.high)),
         joint_of_action=joints,
         grippers=config.grippers,
         cameras=tuple(spec for _, spec in layout.cameras),
@@ -274,52 +294,6 @@ def _frame_numbers(info: Mapping[str, Any]) -> dict[str, int]:
     if not isinstance(numbers, Mapping) or not all(isinstance(n, int | np.integer) for n in numbers.values()):
         raise DataError(f'info["frame_numbers"] must map cameras to whole numbers, got {numbers!r}')
     return {str(camera).replace("/", "_"): int(n) for camera, n in numbers.items()}
-
-
-def _checked_actions(space: spaces.Space[Any]) -> spaces.Box:
-    if not isinstance(space, spaces.Box) or not np.issubdtype(space.dtype, np.floating):
-        raise ConfigError(f"the action space must be a Box of floating-point numbers, got {space}")
-    if len(space.shape) != 1:
-        raise ConfigError(
-            f"the action space must have the shape (A,), got {space.shape}. Flatten it with "
-            "gymnasium.wrappers.TransformAction, or remove a wrapper that executes several actions per step"
-        )
-    if not np.isfinite([space.low, space.high]).all():
-        raise ConfigError(
-            f"the action space must have finite limits, got {space}. Declare them, or wrap the environment with "
-            "gymnasium.wrappers.RescaleAction"
-        )
-    return space
-
-
-def _entries(space: spaces.Space[Any], path: Path) -> Iterator[tuple[Path, spaces.Space[Any]]]:
-    if isinstance(space, spaces.Dict):
-        for key in sorted(space.spaces):
-            yield from _entries(space.spaces[key], (*path, key))
-    else:
-        yield path, space
-
-
-def _without_time(shape: tuple[int, ...], name: str) -> tuple[int, ...]:
-    """Return `shape` without a leading time axis of 1: (1, D) -> (D,), (1, H, W, 3) -> (H, W, 3); a scalar is (1,)."""
-    if len(shape) not in (2, 4) or shape[-1] == 0:
-        return shape or (1,)
-    if shape[0] != 1:
-        raise ConfigError(
-            f"observation {name!r}: a history of {shape[0]} observations is not supported (got shape {shape}). "
-            "Configure the environment for one (HIL-SERL: ChunkingWrapper(obs_horizon=1)). A camera's frames need "
-            "three colours, (H, W, 3)"
-        )
-    return shape[1:]
-
-
-def _at(observation: Any, path: Path) -> Any:
-    for key in path:
-        if not isinstance(observation, Mapping) or key not in observation:
-            name = "/".join(path)
-            raise DataError(f"the environment's observation lacks {name!r}, which its observation space declares")
-        observation = observation[key]
-    return observation
 
 
 def plain_info(native: Mapping[Any, Any], robot: str) -> dict[Any, Any]:

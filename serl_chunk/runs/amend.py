@@ -17,6 +17,7 @@ from serl_chunk.io import atomic_write, os_faults, os_reason
 from serl_chunk.runs.episodes import JOURNAL
 from serl_chunk.runs.folder import RUN_LOCK
 from serl_chunk.runs.journal_index import LIMITS
+from serl_chunk.runs.metrics import METRICS_FILE, MetricsLog
 from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.types import Amend, ConfigError, DataError, Outcome
 from serl_chunk.version import version_info
@@ -164,11 +165,21 @@ class RunAmender:
                 store = self._opened[1]
                 store.correct(session, actor_id, record)
                 store.journal.sync()
+                self._note(f"{actor_id}/{session}", record)
             finally:
                 if self._opened is not None:
                     self._timer = threading.Timer(self._keep_s, self.close)
                     self._timer.daemon = True
                     self._timer.start()
+
+    def _note(self, session: str, record: Amend) -> None:
+        """Write the correction into the run's metrics, as the learner that holds a run does."""
+        if (self._run / METRICS_FILE).exists():
+            try:
+                with MetricsLog(self._run, wandb_project=None, wandb_name="", config={}) as metrics:
+                    metrics.correction(session, record)
+            except OSError as error:
+                logger.warning("%s: the label is not in its figures (%s)", self._run / METRICS_FILE, os_reason(error))
 
     def close(self) -> None:
         """Release the run. A later correction locks it again."""

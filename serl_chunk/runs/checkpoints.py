@@ -109,6 +109,7 @@ def _finished(folder: Path) -> list[str]:
 def read_item(path: Path, item: str) -> tuple[Flat, dict[str, Any]]:
     """Read one item of the checkpoint `path`, and its meta; raises CheckpointError where it is damaged."""
     where = f"checkpoint {path.name} in {path.parent}"
+    jax.devices()  # raises where JAX cannot use its platform, which is no damage
     try:
         # A reader of its own: the manager caches what it saw, and may belong to a run still being written.
         restored = ocp.StandardCheckpointer().restore(path / item)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from serl_chunk.data.demos import DemoSet, Origin, content_digest, file_digest, file_of
-from serl_chunk.data.formats import open_episodes
+from serl_chunk.data.formats import open_one
 from serl_chunk.data.frames import Frames, decode_image, with_repeated_frames
 from serl_chunk.data.source import Format, ReadOptions, Source, take_fraction
 from serl_chunk.data.validate import check_episode
@@ -98,11 +98,11 @@ class RunSource:
     format = "run"
 
     def __init__(self, path: Path | str, options: ReadOptions | None = None) -> None:
-        self.path, self._options = Path(path), options or ReadOptions()
+        self.path, self.options = Path(path), options or ReadOptions()
         self.spec = spec_of_run(self.path)
         self.hz: float | None = self.spec.control_hz
-        if self._options.hz is not None and not math.isclose(self._options.hz, self.hz, rel_tol=1e-6):
-            text = f"this run took {self.hz:g} steps a second, not {self._options.hz:g}"
+        if self.options.hz is not None and not math.isclose(self.options.hz, self.hz, rel_tol=1e-6):
+            text = f"this run took {self.hz:g} steps a second, not {self.options.hz:g}"
             raise ConfigError(f"{self.path}: {text}. Leave --hz out")
         self._folder = self.path / JOURNAL
         self._index: Index | None = None
@@ -110,7 +110,7 @@ class RunSource:
         if not self._folder.is_dir():
             kept = "a learner keeps one with transport.journal=True, --local does not"
             raise ConfigError(f"{self.path}: this run has no journal ({JOURNAL}), and so no episodes: {kept}")
-        unknown = set(self._options.cameras or ()) - {c.name for c in self.spec.cameras}
+        unknown = set(self.options.cameras or ()) - {c.name for c in self.spec.cameras}
         if unknown:
             has = ", ".join(c.name for c in self.spec.cameras) or "none"
             raise ConfigError(f"{self.path}: robot {self.spec.name} has no camera {min(unknown)!r}; it has: {has}")
@@ -122,7 +122,7 @@ class RunSource:
             self._index = journal_index.read_index(self._folder)
             self._hold()  # those that the learner began meanwhile
         keys = list(self._index.episodes)
-        return keys if self._options.proportion == 1 else take_fraction(keys, self._options.proportion)
+        return keys if self.options.proportion == 1 else take_fraction(keys, self.options.proportion)
 
     def hold(self) -> None:
         """Keep the segments that `keys` finds from now on open, so that the learner may drop them."""
@@ -168,7 +168,7 @@ class RunSource:
         """See data.source.Source. Raises DataError also where the learner dropped the episode meanwhile."""
         entry, where = self.about(key), f"{self.path}: episode {key}"
         begin: Begin | None = None
-        end, blocks, frames = entry.end, [], _Images(where, self.spec, self._options.cameras)
+        end, blocks, frames = entry.end, [], _Images(where, self.spec, self.options.cameras)
         try:
             with contextlib.ExitStack() as stack:
                 segments = {number: self._segment(stack, number, where) for number in set(entry.places[:, 0].tolist())}
@@ -187,9 +187,9 @@ class RunSource:
             raise DataError(f"{where}: an entry of the journal is no record: {error}; leave it out") from error
         for amend in entry.amends:
             episode = episode._replace(end=amend.correct(episode.end))
-        if self._options.task and not begin.task:
-            episode = episode._replace(begin=begin._replace(task=self._options.task))
-        check_episode(where, episode, self._options.spec or self.spec)
+        if self.options.task and not begin.task:
+            episode = episode._replace(begin=begin._replace(task=self.options.task))
+        check_episode(where, episode, self.options.spec or self.spec)
         return episode
 
     def _segment(self, stack: contextlib.ExitStack, number: int, where: str) -> JournalFile:
@@ -213,8 +213,8 @@ class RunSource:
         message = codec.decode(found.frames[1:], LIMITS)
         if message.kind == records.STEPS:
             return frames.take(message, number, offset, data)
-        if message.kind == records.END and self._options.cameras is not None:
-            wanted = {f"{g}{IMAGE_PREFIX}{c}" for g in ("", "jpeg/") for c in self._options.cameras}
+        if message.kind == records.END and self.options.cameras is not None:
+            wanted = {f"{g}{IMAGE_PREFIX}{c}" for g in ("", "jpeg/") for c in self.options.cameras}
             kept = {k: v for k, v in message.arrays.items() if IMAGE_PREFIX not in k or k in wanted}
             return message._replace(arrays=kept)
         return message
@@ -351,7 +351,7 @@ class RunDemos:
             read = dict(noted["options"])
             for name in ("scores", "fields"):
                 read[name] = tuple(map(tuple, read[name]))
-            self._options = ReadOptions(**{name: read[name] for name in _OPTIONS})
+            self.options = ReadOptions(**{name: read[name] for name in _OPTIONS})  # with which the run read them
             self._origins = [Origin(Path(e["path"]), e["format"], e["key"], e["digest"]) for e in noted["episodes"]]
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"{self.path / DEMOS} is damaged ({error!r})") from error
@@ -371,10 +371,10 @@ class RunDemos:
             raise DataError(f"{origin.path}: the demonstration that {self.path} was started with is gone")
         given, at = self._given, (origin.path, origin.format)
         options = dataclasses.replace(
-            self._options, spec=given.spec or self.spec, cameras=given.cameras, task=given.task or self._options.task
+            self.options, spec=given.spec or self.spec, cameras=given.cameras, task=given.task or self.options.task
         )
         if self._open is None or self._open[0] != at:
-            self._open = (at, open_episodes(origin.path, options, origin.format, (FORMAT,)))
+            self._open = (at, open_one(origin.path, options, origin.format, (FORMAT,)))
         source = self._open[1]
         file, episode = file_of(source, origin.key), source.read(origin.key)
         if (content_digest(episode) if file is None else file_digest(file)) != origin.digest:

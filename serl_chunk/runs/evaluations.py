@@ -13,6 +13,7 @@ from serl_chunk.runs.checkpoints import CheckpointError, CheckpointStore, Policy
 from serl_chunk.runs.folder import write_json
 
 FOLDER = "evaluations"
+CHECKS = "policy_checks"  # folder of open-loop checks, a file for each checkpoint
 VALIDATION = "validation"  # purposes: this one, "evaluation", and "learner" (learner.eval_interval)
 
 
@@ -29,6 +30,14 @@ def save(
     path = next(file for file in files if not file.exists())
     fields = {"differences": list(differences)} if differences else {}
     write_json(path, {"checkpoint": step, "purpose": purpose, "results": results, **fields, **more})
+    return path
+
+
+def save_check(run: Path, content: Mapping[str, Any]) -> Path:
+    """Write `<run>/policy_checks/<step>.json`, in the place of an earlier one, and return its path."""
+    (run / CHECKS).mkdir(parents=True, exist_ok=True)
+    path = run / CHECKS / f"{content['checkpoint']}.json"
+    write_json(path, content)
     return path
 
 

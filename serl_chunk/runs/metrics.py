@@ -1,6 +1,6 @@
 """The rows of a run's `metrics.jsonl`: their writer, which mirrors them to Weights & Biases, and their reader.
 
-One JSON object a line, in four kinds, each with `wall` (seconds of running time over all processes of the run), `step`
+One JSON object a line, in five kinds, each with `wall` (seconds of running time over all processes of the run), `step`
 (critic updates), `env_steps` and `human_ticks`:
 
 - `train`: losses, values, rates, waits, timers and replay counts, under HIL-SERL's names where they mean the same;
@@ -8,6 +8,7 @@ One JSON object a line, in four kinds, each with `wall` (seconds of running time
   0, 1 or null; `success_without_intervention` is a share of the last 20 judged episodes, helped ones included;
   `seam_acceleration` is the largest change of speed of a commanded joint where control passes between policy and human,
   and `acceleration` that of all other ticks, rad/s^2 (null: none);
+- `correction`: a later label of the `episode` of that name, or its undoing or discard. `read_metrics` applies it;
 - `eval`: one evaluation of one checkpoint; its counters are the checkpoint's; `arm` is that of `--eval_arm`;
 - `event`: a text about the run. `read_metrics` leaves out what a resume undid; nothing is rewritten.
 """
@@ -31,16 +32,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from serl_chunk.types import DataError
+from serl_chunk.types import Amend, DataError, Outcome
 
 logger = logging.getLogger(__name__)
 
 WANDB_ID_FILE = "wandb_id.txt"
 METRICS_FILE = "metrics.jsonl"
-KINDS = ("train", "episode", "eval", "event")
+KINDS = ("train", "episode", "correction", "eval", "event")
 EPISODE_FIELDS = (
     "actor_id", "ret", "length", "succeed", "intervention_steps", "intervention_count", "phase",
-    "success_without_intervention", "number", "seam_acceleration", "acceleration",
+    "success_without_intervention", "number", "seam_acceleration", "acceleration", "episode", "last_reward",
 )  # fmt: skip
 EVALUATION_FIELDS = (
     "success_rate", "n", "low", "high", "mode", "mean_time_s", "mean_length", "checkpoint", "mean_return",
@@ -165,7 +166,8 @@ def read_metrics(run_dir: str | os.PathLike[str]) -> RunMetrics:
     """Read the rows of a run by kind, also while it is being written; raises DataError where it has none.
 
     A resume from the checkpoint of step k supersedes earlier train and eval rows with `step > k`, and episodes whose
-    `number` is beyond what the checkpoint had counted (those of the journal are counted, and written, again).
+    `number` is beyond what the checkpoint had counted (those of the journal are counted, and written, again). Episodes
+    have the outcome and return to which they were corrected; no returns `g` are known of them any more.
     """
     path = Path(run_dir) / METRICS_FILE
     if not path.is_file():
@@ -184,7 +186,19 @@ def read_metrics(run_dir: str | os.PathLike[str]) -> RunMetrics:
         rows.append(row)
     for row in rows:
         metrics.setdefault(row["kind"], []).append(row)
+    named = {row["episode"]: row for row in metrics["episode"] if row.get("episode")}
+    for correction in metrics["correction"]:
+        if (corrected := named.get(correction["episode"])) is not None:
+            _correct(corrected, correction)
     return metrics
+
+
+def _correct(episode: Row, correction: Row) -> None:
+    episode["succeed"] = correction["succeed"]
+    if (reward := correction["reward"]) is not None:
+        episode["episode/r"] += reward - episode["last_reward"]
+        episode["last_reward"] = reward
+    episode["g"] = [None] * len(episode["g"])
 
 
 def succeeded_alone(row: Row) -> bool:
@@ -194,7 +208,7 @@ def succeeded_alone(row: Row) -> bool:
 
 def _is_superseded(row: Row, step: int, resumed: Row) -> bool:
     if row["kind"] != "episode":
-        return row["kind"] != "event" and bool(row["step"] > step)
+        return row["kind"] in ("train", "eval") and bool(row["step"] > step)
     return bool(row["number"] > resumed["episodes"])
 
 
@@ -277,6 +291,15 @@ class MetricsLog:
         row["succeed"] = None if row["succeed"] is None else int(row["succeed"])
         self._write("episode", counters, row | {"q": list(q), "g": list(g)}, mirror_as="environment/")
 
+    def correction(self, session: str, amend: Amend, counters: Counters | None = None) -> None:
+        """Write a correction of an episode of `session`; `counters` default to those of the previous row.
+
+        A discarded episode counts as neither a success nor a failure.
+        """
+        succeed = None if amend.discard else int(amend.outcome is Outcome.SUCCESS)
+        fields = {"episode": f"{session}/{amend.episode_id}", "succeed": succeed, "reward": amend.reward}
+        self._write("correction", counters or self._counters, fields)
+
     def evaluation(self, counters: Counters, **fields: Any) -> None:
         """Write an evaluation of a checkpoint's policy; `fields` are those of `EVALUATION_FIELDS`, absent ones null."""
         named = "_".join(filter(None, (fields["mode"], fields.get("arm"))))
@@ -320,7 +343,7 @@ class MetricsLog:
                 if key not in self._nonfinite_logged:
                     self._nonfinite_logged.add(key)
                     self._warn(f"{key} is not finite at step {counters.step}; such values are written as null")
-            if self._mirror is not None and kind != "event":
+            if self._mirror is not None and kind not in ("event", "correction"):
                 numbers = {mirror_as + key: row[key] for key in fields if isinstance(row[key], int | float)}
                 self._mirror.log(numbers | {key: value for key, value in head.items() if key != "kind"})
 

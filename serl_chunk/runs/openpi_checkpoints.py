@@ -22,6 +22,7 @@ import orbax.checkpoint as ocp
 import tensorstore
 
 from serl_chunk.config.agents.pi0 import Pi0Config
+from serl_chunk.io import os_reason
 from serl_chunk.models.pi0.tree import GROUPS, Leaf, Partition, flat, group_of, initial_leaf, leaves, nested
 from serl_chunk.types import DataError
 
@@ -63,6 +64,8 @@ class Checkpoint:
         folder = inner if (inner / "_METADATA").is_file() else self.path
         if not (folder / "_METADATA").is_file():
             wanted = "a folder of openpi with params/_METADATA, or PaliGemma's .npz"
+            if (self.path / "model.safetensors").is_file():
+                wanted += "; this is one of PyTorch"
             raise DataError(f"{path}: no checkpoint of pi0 (expected {wanted}). Give the folder of one step.")
         self.stored = dict(_arrays(folder))
 
@@ -107,6 +110,11 @@ class Checkpoint:
 
     def _check(self, wanted: Mapping[str, Leaf]) -> list[str]:
         """Return the paths of parameters that are to be initialised."""
+        if not self._only and not any(path.startswith("action_") for path in self.stored):
+            raise DataError(
+                f"{self.path}: a checkpoint of pi0-FAST, or of PaliGemma alone: it has no action expert. Only pi0 and "
+                "pi0.5 are run: give one of these, such as openpi's pi0_base or pi05_base."
+            )
         new = []
         for path in sorted({*wanted, *self.stored}):
             leaf, stored = wanted.get(path), self.stored.get(path)
@@ -139,7 +147,9 @@ def _reading(path: Path) -> Iterator[None]:
     except DataError:
         raise
     except Exception as error:  # damage surfaces as any of a dozen types of orbax, tensorstore, numpy, zip and json
-        raise DataError(f"{path}: cannot be read ({type(error).__name__}: {error}). Copy it again.") from error
+        raise DataError(
+            f"{path}: cannot be read ({type(error).__name__}: {os_reason(error)}). Copy it again."
+        ) from error
 
 
 class _Array:
@@ -167,6 +177,7 @@ class _Array:
 
 def _arrays(folder: Path) -> Iterator[tuple[str, Stored]]:
     """Iterate over (path, array) of a folder that orbax wrote."""
+    jax.devices()  # raises where JAX cannot use its platform, which is no damage
     with _reading(folder):
         found = ocp.PyTreeCheckpointer().metadata(folder).item_metadata.tree
         zarr = "zarr3" if json.loads((folder / "_METADATA").read_text()).get("use_zarr3") else "zarr"

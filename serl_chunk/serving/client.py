@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import socket
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
+from serl_chunk.io import Waiting
 from serl_chunk.serving import codec
 from serl_chunk.serving.endpoint import Address, authorization, websockets
 from serl_chunk.types import ConfigError, SerlChunkError
@@ -25,6 +27,8 @@ SLOW_S = 1.0  # without a reply, after which that is logged
 BACKOFF_S = (0.25, 5.0)  # before the first attempt after a loss; at most before each later one
 CLOSING_S = 0.2  # for the thread that connects, until it is left alone
 POLL_S = 0.1  # between looks at `interrupt` and `stop` while a reply is waited for
+REPEAT_S = 30.0  # between lines that say that it cannot be reached
+REMEDY = "Start that server, or correct its address in actor.policy"
 REFUSALS = 3  # one after the other, until waiting is given up
 _ENDED = "the wait for a reply was ended"
 
@@ -45,16 +49,18 @@ class PolicyClient:
 
     Args:
         key: API key; empty: none.
+        timeout: seconds without a first connection after which `RefusedError` ends the wait; 0: no limit.
         stop: polled while a reply is waited for; once True, the wait ends.
         check: raises RefusedError for the metadata of a server that is another than is needed.
     """
 
     def __init__(
-        self, address: Address, *, key: str = "", stop: Callable[[], bool] = lambda: False,
+        self, address: Address, *, key: str = "", timeout: float = 0.0, stop: Callable[[], bool] = lambda: False,
         check: Callable[[dict[str, Any]], None] = lambda metadata: None,
     ) -> None:  # fmt: skip
         self.address, self._key, self._stop, self._check = address, key, stop, check
         self._websockets = websockets()
+        self._until = time.monotonic() + timeout if timeout else math.inf
         self._changed = threading.Condition()
         self._connection: Any = None
         self._answered = False  # on this connection
@@ -194,21 +200,23 @@ class PolicyClient:
     # -- on its own thread -----------------------------------------------------------------------------------
 
     def _keep_connected(self) -> None:
-        pause, last = 0.0, ""
+        pause, last, wait = 0.0, "", Waiting(logger, REPEAT_S, remedy_every=1)
         while self._rest(pause):
             try:
                 connection, metadata = self._connect()
             except RefusedError as error:
-                logger.error(str(error))
-                with self._changed:
-                    self._permanent, self.waiting = error, str(error)
-                    self._changed.notify_all()
+                self._give_up(error)
                 return
             except Exception as error:  # of whatever kind: without this thread, no server is ever found again
                 reason = f"{self._named} cannot be reached ({_reason(error)})"
                 if reason != last:
-                    known = OSError | SerlChunkError | self._websockets.exceptions.WebSocketException
-                    logger.warning(f"{reason}; trying again", exc_info=not isinstance(error, known))
+                    wait.end()
+                if not isinstance(error, OSError | SerlChunkError | self._websockets.exceptions.WebSocketException):
+                    logger.debug("unexpected error", exc_info=True)
+                if self.metadata is None and time.monotonic() > self._until:
+                    self._give_up(RefusedError(f"{reason}: the wait for it is over. {REMEDY}"))
+                    return
+                wait.log(f"{reason}; trying again", REMEDY, level=logging.WARNING)
                 last = reason
                 with self._changed:
                     self.waiting = reason
@@ -224,6 +232,12 @@ class PolicyClient:
             with self._changed:
                 self.metadata, self._connection, self._answered, self.waiting = metadata, connection, False, ""
                 self._changed.notify_all()
+
+    def _give_up(self, error: RefusedError) -> None:
+        logger.error(str(error))
+        with self._changed:
+            self._permanent, self.waiting = error, str(error)
+            self._changed.notify_all()
 
     def _rest(self, pause: float) -> bool:
         """Wait while connected, then for `pause` seconds; False once closed."""

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import math
 import queue
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -173,15 +174,16 @@ class PolicyServer(Generic[Item]):
             self.close()
             reason = os_reason(self._error) if isinstance(self._error, OSError) else str(self._error)
             raise ConfigError(
-                f"{self._host}:{self._port} cannot be listened on ({reason}). Give another port, or stop what has it",
-                parameter="port",
+                f"{self._host}:{self._port} cannot be listened on ({reason}). Give an address of this machine, and a "
+                "port that nothing has",
+                parameter="bind" if isinstance(self._error, socket.gaierror) else "port",
             ) from self._error
 
     def close(self) -> None:
         """Close the connections, then end the threads."""
-        if self._thread.is_alive():
+        with contextlib.suppress(RuntimeError):  # the loop is closed: it ended by itself
             self._loop.call_soon_threadsafe(self._stopping.set)
-            self._thread.join()
+        self._thread.join()
         self._batches.close()
 
     # -- on the event loop -----------------------------------------------------------------------------------

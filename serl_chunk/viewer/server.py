@@ -41,7 +41,7 @@ class Labelling:
         if self._amender is None and source.format not in LABELLED_FORMATS:
             self.refusal = (
                 f"episodes of format {source.format} take no labels: runs, HDF5 files (one an episode) and LeRobot "
-                "data sets do. Convert them first (serl-chunk data convert)"
+                "data sets do. Open one of these alone, or convert them first (serl-chunk data convert)"
             )
 
     def set(self, number: int, label: object) -> Row:

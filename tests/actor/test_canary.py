@@ -152,14 +152,16 @@ def test_a_discarded_episode_and_an_undone_label_count_nowhere():
     link, agent = Learning([snapshot(1)]), Remembering(LENGTH)
     config = dataclasses.replace(make_config(horizon=LENGTH), actor=ActorConfig(max_episodes=6, gate="canary"))
     with ActorService(config, env=Judged(agent, lambda *_: True), agent=agent, link=link) as actor:
-        actor.run(identity(LENGTH), RunProgress())
+        summary = actor.run(identity(LENGTH), RunProgress())
         ids = [r.episode_id for r in link.records if isinstance(r, Begin)]
+        assert (summary.successes, summary.success_steps) == (6, 6 * LENGTH)
         counted = actor._session.policy.gate._of_acting
         assert str(counted.counts) == "6/6"
         actor.amend(Amend(ids[0], discard=True))
         for k, outcome in ((1, Outcome.UNKNOWN), (2, Outcome.FAILURE), (4, Outcome.SUCCESS)):
             actor.amend(Amend(ids[k], outcome, "operator"))
         assert str(counted.counts) == "3/4"
+        assert (summary.successes, summary.success_steps, summary.steps) == (3, 3 * LENGTH, 6 * LENGTH)
     assert len([r for r in link.records if isinstance(r, Amend)]) == 4
 
 

@@ -104,6 +104,17 @@ def test_a_policy_and_room_for_records_are_waited_for(said, late, line):
     assert summary.episodes == 3
 
 
+@pytest.mark.parametrize(("allowed", "line"), [
+    (0, "waiting for the learner: it compiles"), (None, "waiting for the learner's first policy; it compiles"),
+])  # fmt: skip
+def test_a_learner_that_compiles_is_waited_for_by_that_name(said, allowed, line):
+    link = FakeLink(snapshot_after=4 if allowed is None else 0)
+    link.busy, granted = "it compiles updates", iter([allowed] * 4)
+    link.grant = lambda: next(granted, None)
+    run(link)
+    assert said()[0].startswith(line)
+
+
 def test_the_allowance_is_waited_for_before_every_step():
     """An allowance may end within a chunk: an actor that finished the chunk would record more than allowed."""
     link = FakeLink()

@@ -27,8 +27,8 @@ from serl_chunk.classifier.dataset import (
     read_source,
     split,
 )
-from serl_chunk.data.formats import open_episodes
 from serl_chunk.data.formats.hdf5 import write_episode
+from serl_chunk.data.paths import open_episodes
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.runs.episodes import RunSource
 from serl_chunk.types import (

@@ -181,7 +181,7 @@ def test_a_learner_that_cannot_start_lets_go_of_ports_and_folder(tmp_path, capsy
         run_learner(two_arms, RunOptions([], str(tmp_path / "run")), **where)
     assert not (tmp_path / "run").exists()
     for _ in range(2):  # the second time it would find its own port or lock in use
-        with pytest.raises(ConfigError, match=naming(tmp_path / "none", "HDF5")):
+        with pytest.raises(ConfigError, match=naming(tmp_path / "none", "no such file or folder")):
             run_learner(CONFIG, RunOptions([str(tmp_path / "none")], str(tmp_path / "run")), **where)
     open_run(CONFIG, spec_of(CONFIG), str(tmp_path / "run")).lock.close()
     capsys.readouterr()

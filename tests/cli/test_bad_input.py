@@ -20,6 +20,8 @@ from serl_chunk.main import main
 from serl_chunk.runs.folder import FORMAT
 
 EXPERIMENT = """\
+import types
+
 import gymnasium
 
 from serl_chunk.config.experiment import ExperimentConfig
@@ -33,9 +35,36 @@ def make(fake_env):
 def experiment():
     return ExperimentConfig("mine", GymConfig(make=make, robot_name="mine", control_hz=20, max_episode_steps=100))
 """
+BREAKS = (
+    EXPERIMENT.format(body="return Arm()")
+    + """
+
+class Arm(gymnasium.Env):
+    observation_space = action_space = gymnasium.spaces.Box(-1, 1, (2,))
+    ticks = 0
+
+    def reset(self, *, seed=None, options=None):
+        {reset}
+        return self.observation_space.sample(), {{}}
+
+    def step(self, action):
+        self.ticks += 1
+        if self.ticks == 105:
+            {step}
+        return self.observation_space.sample(), 0.0, False, False, {{}}
+
+    def close(self):
+        open("/dev/gripper9")
+
+    def make_expert(self):
+        return types.SimpleNamespace(reset=id, act=self.action_space.sample)
+"""
+)
 FILES = {
     "torn.hdf5": "this is no HDF5 file",
     "make_raises.py": EXPERIMENT.format(body="raise RuntimeError('the camera is not connected')"),
+    "step.py": BREAKS.format(reset="", step="open('/dev/gripper0')").replace("        \n", ""),
+    "pipe.py": BREAKS.format(reset="raise BrokenPipeError(32, 'Broken pipe')", step="pass"),
     "file": "",
     "empty/": "",
     "hdf5/episode_0.hdf5": "torn",
@@ -53,6 +82,7 @@ WORDS = {
     "FAKE": FAKE,
     "LOCAL": [*FAKE, "--local", "--debug"],
     "SERVED": ["--config.actor.policy=openpi://127.0.0.1:8123"],
+    "SCRIPT": ["record", "--out", "T/recorded", "--policy", "scripted", "--n_demos", "1", "--exp_name"],
     "HUMAN": ["record", *FAKE, "--out", "T/out", "--policy", "human"],
     "TRAIN": ["classifier", "train", "T/five", "--cameras", "a", "--out", "T/new"],
     "ARMS": ["--file", "experiments/robots/fake_aloha.toml"],
@@ -61,14 +91,29 @@ WORDS = {
 # command line (with WORDS; T/ is a folder with FILES, and five episodes in T/five) -> what the sentence must contain
 BAD: dict[str, tuple[str, ...]] = {
     # which command, which experiment
-    "trian": ("trian", "record"),
+    "zzz": ("zzz", "record"),
+    "serv": ("Did you mean serl-chunk serve?",),
+    "experiment": ("Did you mean serl-chunk experiments?",),
+    "trian": ("Did you mean serl-chunk --exp_name NAME --learner",),
+    "train": ("Did you mean serl-chunk --exp_name NAME --learner",),
+    "inspect T/five": ("Did you mean serl-chunk data inspect?",),
     "FAKE": ("--learner", "--actor", "--local"),
     "--learner": ("--exp_name", "fake_aloha"),
     "--exp_name fake_alhoa --learner": ("fake_alhoa", "fake_aloha"),
-    "--exp_name T/make_raises.py --local --debug": ("make_raises.py:8", "the camera is not connected"),
+    "--exp_name T/make_raises.py --local --debug": ("make_raises.py:10", "the camera is not connected"),
+    "SCRIPT T/step.py": ("step.py:27, in Arm.step: FileNotFoundError: No such", "/dev/gripper0",
+                         "tick 4 of episode demo-mine-000001. The trace is in", ".log"),
+    "SCRIPT T/pipe.py": ("pipe.py:22, in Arm.reset: BrokenPipeError: Broken pipe", "before tick 0 of episode", ".log"),
     "rollback T/kept --to 3": ("--to", "version 3", "kept", "no version has a checkpoint", "new run"),
+    "check-policy T/other": ("--exp_name", "other", ".py"),
+    "check-policy T/kept --demo_path T/none": ("T/none", "no such file or folder"),
+    "check-policy T/kept": ("T/kept", "--demo_path"),
+    "report T/kept T/qc --episodes 2": ("--episodes", "one run"),
+    "report T/kept --episodes -1": ("--episodes", "0 or more"),
+    "EVALUATE T/kept --save_video -1": ("--save_video", "-1"),
     "record --out T/out": ("--exp_name", "fake_aloha", ".py"),
-    "serve FAKE": ("--checkpoint_path", "--ip"),
+    "serve FAKE": ("--checkpoint_path: give it", "--ip"),
+    "serve FAKE --checkpoint_path a --ip b": ("--ip: names a policy", "Remove one"),
     "doctor --timeout 1": ("unknown argument '--timeout'", "--help_all"),
     "robot dry T/five": ("serl-chunk: robot.toml: no TOML file",),
     "FAKE --actor --config.actor.intervention=telepathy":
@@ -95,12 +140,18 @@ BAD: dict[str, tuple[str, ...]] = {
     "FAKE --learner --seed x": ("--seed", "x"),
     "FAKE --learner --port 70000": ("port", "70000"),
     "FAKE --learner --bind no.such.interface.invalid": ("--bind", "no.such.interface.invalid"),
-    "FAKE --actor --ip no-such-host.invalid": ("--ip", "no-such-host.invalid"),
+    "FAKE --actor --ip no-such-host.invalid": ("--ip: no such host: 'no-such-host.invalid'",),
+    "EVALUATE T/kept --config.actor.policy=openpi://no-such-host.invalid": ("--eval_checkpoint_step",),
+    "record FAKE --out T/out --policy server --config.actor.policy=openpi://no-such-host.invalid:1":
+        ("--config.actor.policy: no such host: 'no-such-host.invalid'",),
+    "robot replay T/demos --robot no-such-host.invalid": ("no such host: 'no-such-host.invalid'",),
+    "FAKE --actor --timeout 5": ("--timeout", "actor.policy"),
     "FAKE --actor --actor_id a/b": ("--actor_id", "a/b"),
     "FAKE --actor --config.agent.language.tokenizer=bytes":
         ("--config.agent.language.length", "pick the cube", "82", "48"),
     "FAKE --learner --preset no_such": ("no_such", "qc"),
     "FAKE --local --demo_proportion 2 --demo_path T/empty": ("--demo_proportion", "2"),
+    "FAKE --local --demo_tolerance_s 0 --demo_path T/empty": ("--demo_tolerance_s", "0"),
     "FAKE --local --demo_scores score_5 --demo_path T/empty": ("--demo_scores", "score_5"),
     "FAKE --learner extra": ("extra", "--config.FIELD=VALUE", "serl-chunk --help_all"),
     "keys add left --port 65535": ("--port", "65535", "1..65533"),
@@ -113,6 +164,8 @@ BAD: dict[str, tuple[str, ...]] = {
     "LOCAL --utd_ratio 1 --config.learner.utd_ratio=2": ("--utd_ratio", "--config.learner.utd_ratio"),
     # files
     "LOCAL --demo_path T/torn.hdf5": ("torn.hdf5",),
+    "LOCAL --demo_path T/torn.hdf5 --demo_skip_bad": ("no demonstration is whole", "torn.hdf5"),
+    "data repair T/journal --out T/out": ("format run", "data convert"),
     "LOCAL --checkpoint_path T/file": ("file", "is a file, expected a folder"),
     "LOCAL --checkpoint_path T/newer": ("config.json", "999", "start a new run"),
     "LOCAL --checkpoint_path T/older": ("config.json", "2", "serl_chunk 0.0.9", "start a new run"),
@@ -125,6 +178,14 @@ BAD: dict[str, tuple[str, ...]] = {
     # other commands
     "record FAKE": ("--out",),
     "data convert T/hdf5": ("--out",),
+    "data inspect T/empty": ("--from: T/empty: a folder of no known format (it has: nothing)", "episodes"),
+    "FAKE --local --demo_path T/empty": ("--demo_format: T/empty: a folder of no known format",),
+    "FAKE --local --demo_path T/none": ("--demo_path: T/none: no such file or folder",),
+    "FAKE --local --demo_path T/weights.npz": ("--demo_format: T/weights.npz", "no known format"),
+    "FAKE --local --demo_path T/five/episode_0.hdf5 T/five/episode_1.hdf5": ("episode_1", "quote a pattern"),
+    "data check T/nothing*": ("nothing matches this pattern",),
+    "view nobody/nothing": ("nobody/nothing", "hf download nobody/nothing"),
+    "robot dry T/demos --file T/robot.toml.txt": ("--file: T/robot.toml.txt: no such file",),
     "keys join not-a-token --keys T/keys": ("sc1-",),
     "new a-b.py": ("a-b.py",),
     # one command each
@@ -175,15 +236,19 @@ BAD: dict[str, tuple[str, ...]] = {
     "doctor --config.chunk.horizon=7": ("--exp_name",),
 }  # fmt: skip
 FAILED = {  # status 1: what was asked for is right, and what it names is not
+    "SCRIPT T/step.py",
+    "SCRIPT T/pipe.py",
     "rollback T/kept --to 3",
     "EVALUATE T/kept",
     "LOCAL --demo_path T/torn.hdf5",
+    "LOCAL --demo_path T/torn.hdf5 --demo_skip_bad",
     "FAKE --learner --debug --offline_steps 1 --online_steps 0 --checkpoint_path T/run --dataset_dir T/empty",
     "TRAIN --cameras belly",
     "data stats T/hdf5",
     "pi0 inspect nothing",
     "robot dry T/demos ARMS --hz 20",
     "robot replay T/demos --robot 127.0.0.1:9",
+    "robot replay T/demos --robot no-such-host.invalid",
     "view T/badly_labelled",
 }
 
@@ -215,6 +280,7 @@ def test_bad_input_is_one_sentence_with_a_remedy(line, files, capsys, monkeypatc
     monkeypatch.chdir(files)
     monkeypatch.setenv("HOME", str(files / "home"))
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(files))
     words = [word.replace("T/", f"{files}/") for part in shlex.split(line) for word in WORDS.get(part, [part])]
     status: int | str | None = None
     with contextlib.suppress(SystemExit):
@@ -226,4 +292,5 @@ def test_bad_input_is_one_sentence_with_a_remedy(line, files, capsys, monkeypatc
     last = error.splitlines()[-1]
     assert last.startswith("serl-chunk: ")
     assert [part for part in BAD[line] if part.replace("T/", f"{files}/") not in last] == []
+    assert all("Traceback" in log.read_text() for log in files.glob("serl-chunk-*.log"))
     assert not [path for name in ("out*", "new/*.json", "f.mcap") for path in files.glob(name)]

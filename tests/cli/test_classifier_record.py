@@ -19,8 +19,9 @@ from serl_chunk.cli.process import load
 from serl_chunk.cli.record import run_record
 from serl_chunk.config.overrides import apply_overrides
 from serl_chunk.console.bindings import Action
-from serl_chunk.data.formats import hdf5_writer, open_episodes
+from serl_chunk.data.formats import hdf5_writer
 from serl_chunk.data.formats.hdf5 import read_episode
+from serl_chunk.data.paths import open_episodes
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.main import main
 from serl_chunk.operator.operator import Operator

@@ -169,6 +169,10 @@ def test_bad_episodes_end_it_or_are_listed(tmp_path, capsys, monkeypatch):
     assert re.search(r"of \d episodes, \d+ frames/s, .*, 2 bad", said)
     assert "2 bad episodes left out:" in said
     assert f"  3: {folder}/episode_3.hdf5: the file is truncated" in said
+    assert main(["data", "repair", str(folder), "--out", str(tmp_path / "whole"), "--workers", "0"]) == 0
+    assert f"  3: {folder}/episode_3.hdf5: the file is truncated" in capsys.readouterr().out
+    assert [f.read_bytes() for f in files(tmp_path / "whole")] == [f.read_bytes() for f in files(out)]
+    assert (folder / "episode_3.hdf5").read_text() == "damaged"
 
 
 def test_foreign_files_and_notes(tmp_path, capsys):

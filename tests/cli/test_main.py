@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from coded_episodes import SPEC
+from coded_replay import coded
 from errors import naming
 
 from serl_chunk.cli.evaluation import EvaluationOptions
@@ -22,6 +27,7 @@ from serl_chunk.cli.keys import LearnerAddress
 from serl_chunk.cli.process import print_config
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.data.demos import load_demos
+from serl_chunk.data.formats.hdf5 import write_episode
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.learner.building import RunOptions
 from serl_chunk.learner.offline_data import DemoOptions
@@ -29,6 +35,7 @@ from serl_chunk.logs import logging_to_stdout
 from serl_chunk.main import main
 from serl_chunk.outcomes.robot import spec_of
 from serl_chunk.robots.registry import make_env, robot_spec
+from serl_chunk.runs.checkpoints import read_item
 from serl_chunk.runs.folder import open_run, read_config
 from serl_chunk.runs.status_line import StatusLine
 from serl_chunk.types import ConfigError, DataError
@@ -56,7 +63,7 @@ SHARED = ["--launched_with_learner", "--demo_path", "d", "--checkpoint_path", "r
 OFFLINE = ["--offline_steps", "9", "--online_steps", "0", "--demo_path", "d", "--checkpoint_path", "r"]
 GPU = LearnerAddress("gpu", 5588)
 HERE = LearnerAddress("127.0.0.1", 5588)
-ALL_OF_EVALUATION = ["--save_video", "--eval_stochastic", "--eval_validation", "--eval_arm", "both"]
+ALL_OF_EVALUATION = ["--save_video", "3", "--eval_stochastic", "--eval_validation", "--eval_arm", "both"]
 # flags -> the command that they start, its arguments but for the configuration, and some of its keywords
 CALLS: list[tuple[list[str], str, tuple[Any, ...], dict[str, Any]]] = [
     (["--learner"], "run_learner", (RunOptions([], wandb=True),),
@@ -74,7 +81,7 @@ CALLS: list[tuple[list[str], str, tuple[Any, ...], dict[str, Any]]] = [
     ([*LATEST, "--eval_n_trajs", "3", "--checkpoint_path", "r"], "run_evaluation",
      (EvaluationOptions(("0",), 3), Path("r")), {}),
     ([*BEST, "--ip", "gpu", *ALL_OF_EVALUATION], "run_evaluation",
-     (EvaluationOptions(("best",), 7, *[True] * 3, ("one", "best")), GPU), {"viewer": None}),
+     (EvaluationOptions(("best",), 7, 3, True, True, ("one", "best")), GPU), {"viewer": None}),
     ([*BEST, "--ip", "gpu", "--keys", "k"], "run_evaluation",
      (EvaluationOptions(("best",), 7), dataclasses.replace(GPU, keys="k")), {}),
     ([*OFFLINE, "--learner", "--debug"], "run_offline", (RunOptions(["d"], "r"),), {"threaded": True}),
@@ -125,19 +132,37 @@ def test_presets_come_before_the_overrides_and_on_both_sides(called, tmp_path, c
         (DataError("episode_0.hdf5: it is damaged"), 1, ("episode_0.hdf5",)),
         (OSError(28, "No space left on device", "runs/x"), 1, ("runs/x", "No space left on device", "Free space")),
         (TimeoutError(), 1, ("TimeoutError",)),
+        (AssertionError(), 1, ("JAX_PLATFORMS", "not installed", "cpu", "pip install 'jax[cuda12]'")),
         (KeyboardInterrupt(), 130, ("interrupted",)),
     ],
     ids=repr,
 )
 def test_an_error_is_one_line_with_a_status(monkeypatch, capsys, error, status, named):
-    def fails(*_: object, **__: object) -> int:
-        raise error
-
-    monkeypatch.setattr("serl_chunk.cli.local.run_local", fails)
+    if isinstance(error, AssertionError):  # as where JAX_PLATFORMS=cuda, without the plugin
+        monkeypatch.setattr("jax.devices", Mock(side_effect=AssertionError))
+        with pytest.raises(AssertionError):  # not taken for damage
+            read_item(Path("0"), "policy")
+    monkeypatch.setattr("serl_chunk.cli.local.run_local", Mock(side_effect=error))
     assert main([*RUN, "--local", "--utd_ratio", "0.5"]) == status
     out, err = capsys.readouterr()
     assert (out, err.count("\n"), err.startswith("serl-chunk: ")) == ("", 1, True)
     assert re.search(naming(*named), err)
+
+
+@pytest.mark.parametrize("line", ["presets", "data inspect T", "data stats --help"])
+def test_output_that_is_read_in_part_or_not_at_all_ends_a_command_quietly(monkeypatch, capfd, tmp_path, line):
+    write_episode(tmp_path / "episode_0.hdf5", coded(0, 4).episode(), SPEC)
+    words = line.replace("T", str(tmp_path)).split()
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as unread:
+        monkeypatch.setattr(sys, "stdout", unread)
+        assert main(words) == 128 + signal.SIGPIPE
+    monkeypatch.setattr(sys, "stdout", None)  # closed by the shell
+    with contextlib.suppress(SystemExit):
+        assert main(words) == 0
+    sys.stdout.close()
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_new_experiment_runs_as_it_is(capsys, tmp_path, monkeypatch):

@@ -123,7 +123,7 @@ def test_successes_are_kept_from_the_first_motion_on_and_a_second_run_goes_on(tm
     line = f"demonstration 1 of 2: {ticks[0]} ticks, {ticks[0] / 10:.1f} s, human 100 %, success by environment"
     assert line in first
     assert "the human did not move the robot in 80 ticks" in first
-    assert re.search(r"not kept: 76 ticks, 7.6 s, human 4 %, no success, ended by environment", first)
+    assert re.search(r"not kept: 80 ticks, 8.0 s, human 4 %, no success, ended by the time limit", first)
     mean = (ticks[0] + ticks[1]) / 2
     assert f"2 demonstrations recorded in 4 episodes, {mean:.0f} ticks on average, human 100 %, with" in first
     assert "2 demonstrations recorded in 2 episodes" in caplog.text

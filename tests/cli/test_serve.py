@@ -24,6 +24,7 @@ from processes import settings
 from serl_chunk.actor.policy import ChunkPolicy, Request
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.cli.evaluation import checkpoints_of_run
+from serl_chunk.cli.keys import LearnerAddress
 from serl_chunk.cli.process import load, split_overrides
 from serl_chunk.cli.serve import ServedPolicy, ServeOptions, run_serve
 from serl_chunk.config.agents.gripper import GripperConfig
@@ -34,6 +35,7 @@ from serl_chunk.runs.checkpoints import CheckpointStore
 from serl_chunk.runs.folder import open_run
 from serl_chunk.serving.client import PolicyClient
 from serl_chunk.serving.endpoint import Address
+from serl_chunk.transport.client import link as client_link
 from serl_chunk.types import IMAGE_PREFIX, STATE, ConfigError
 
 pytest.importorskip("websockets")
@@ -249,6 +251,14 @@ FLAGS = {**ABSENT, "bind": "127.0.0.1", "port": 8000, "insecure": False, "max_ba
 
 def options(**changes):
     return ServeOptions.of(argparse.Namespace(**{**FLAGS, **changes}))
+
+
+def test_a_signal_ends_the_wait_for_a_learner(config, monkeypatch):
+    monkeypatch.setattr(client_link, "_REPORT_EVERY_S", 0.02)
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(KeyboardInterrupt):
+        run_serve(config, ServeOptions(learner=LearnerAddress("127.0.0.1", 1, "s", None, True)), stop=stop)
 
 
 def test_a_wider_address_needs_a_key_or_consent(tmp_path):

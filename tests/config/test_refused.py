@@ -27,6 +27,7 @@ from serl_chunk.config.experiment import (
     ReplayConfig,
     RewardConfig,
 )
+from serl_chunk.config.operator import DeviceConfig
 from serl_chunk.config.overrides import apply_overrides
 from serl_chunk.config.robots import FakeAlohaConfig, GymConfig, OgbenchConfig
 from serl_chunk.types import ConfigError
@@ -54,6 +55,8 @@ REFUSED: list[tuple[Any, dict[str, Any], tuple[object, ...]]] = [
     (ReplayConfig, {"terminal_windows": True}, ("replay.terminal_windows", "True", "keep", "drop")),
     (ReplayConfig, {"exclude_before_takeover": 40}, ("replay.exclude_before_takeover", 40, 30, "ticks", "control_hz")),
     (GymConfig, {}, ("robot.make", "make(fake_env, evaluating)")),
+    (DeviceConfig, {"axes": ("x", "w")}, ("device.axes", "x, y, z, roll, pitch, yaw", "w")),
+    (DeviceConfig, {"axes": ("x", "x")}, ("device.axes", "different", "x, x")),
     (LearnerConfig, {"policy_batch_size": 3}, ("learner.policy_batch_size", 3)),
     (LearnerConfig, {"policy_batch_size": 2, "accumulate": 4}, ("learner.accumulate", 4, "policy_batch_size", 2)),
     (LearnerConfig, {"batch_size": 8, "accumulate": 3}, ("learner.accumulate", 3, "learner.batch_size", 8)),

@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from properties import examples
 
-from serl_chunk.data.demos import NoDemosFoundError, end_at_first_success, find_demos, load_demos
-from serl_chunk.data.formats import open_episodes
+from serl_chunk.data.demos import NoEpisodesError, end_at_first_success, find_demos, load_demos
 from serl_chunk.data.formats.episodes import EpisodeFiles
 from serl_chunk.data.formats.hdf5 import read_episode, write_episode
 from serl_chunk.data.frames import Frames, SingleFrame
 from serl_chunk.data.labels import FILE, as_recorded, correction, write_label
+from serl_chunk.data.paths import open_episodes
 from serl_chunk.data.source import Format, ReadOptions, decode_images
 from serl_chunk.types import ConfigError, DataError, End, Episode, Outcome
 
@@ -42,30 +42,96 @@ def test_files_folders_patterns_and_home(folder, spec, make_episode, monkeypatch
     for paths in ([folder], [str(folder / "*.hdf5")], ["~/demos"], [str(folder.parent / "**" / "*.hdf5")]):
         assert [o.path.name for o in load_demos(paths, spec).origins] == names
     assert find_demos([folder / names[2], folder / names[0]]) == [folder / names[2], folder / names[0]]
-    assert find_demos(folder) == find_demos(str(folder)) == find_demos([folder]) != []  # one path may stand alone
+    assert find_demos(folder) == find_demos(str(folder)) == find_demos([folder]) == [folder]  # one path may stand alone
     demos = load_demos([folder], spec, options=ReadOptions(proportion=0.6))
     assert [e.steps.n for e in demos.episodes] == [4, 5]
-    odd = folder / "take[1].hdf5"  # is taken literally first
+    odd = folder / "take[1].HDF5"  # is taken literally first
     shutil.copy(folder / "episode_1.hdf5", odd)
     assert find_demos([odd]) == [odd]
+    assert open_episodes(folder, ReadOptions()).keys() == [*names, odd.name]
     assert load_demos([], spec) == ([], [], 0, 0, "", ())
     # Data sets that are folders, and files in other folders.
     (folder.parent / "set.many").mkdir()
     format = many({"a": make_episode(spec, 5, seed=1)})
-    assert find_demos([folder.parent / "*"], more=[format]) == [folder.parent / "set.many"]
+    assert find_demos([folder.parent], more=[format]) == find_demos([folder.parent / "*"], more=[format])
+    assert find_demos([folder.parent], more=[format]) == [folder, folder.parent / "set.many"]
     found = find_demos([folder.parent / "**"], more=[format])
     assert folder not in found
     assert folder / "episode_1.hdf5" in found
-    with pytest.raises(ConfigError, match=naming(folder.parent / "*")):
-        find_demos([folder.parent / "*"], format="episodes", more=[format])
+    assert find_demos([folder.parent / "*"], format="episodes", more=[format]) == [folder]
+
+
+@pytest.fixture
+def days(tmp_path, spec, make_episode) -> Path:
+    """One episode in each of two folders, of four steps and of five, and a labels.json in the second."""
+    for k in (1, 2):
+        (tmp_path / "all" / f"2025-10-0{k}").mkdir(parents=True)
+        write_episode(tmp_path / "all" / f"2025-10-0{k}" / "episode_0.hdf5", make_episode(spec, 3 + k, seed=k), spec)
+    return tmp_path / "all"
+
+
+@pytest.mark.parametrize("path", ["", "*", "2025-10-0?", "*/*.hdf5", "**/*.hdf5", "**", "2025*/episode_0*"])
+def test_folders_by_day_are_one_source_for_every_command(days, spec, path):
+    second = days / "2025-10-02"
+    write_label(second, "episode_0.hdf5", "failure", read_episode(second / "episode_0.hdf5"))
+    keys = ["2025-10-01/episode_0.hdf5", "2025-10-02/episode_0.hdf5"]
+    source = open_episodes(days / path, ReadOptions(spec=spec, success=True))
+    assert (source.path, source.keys(), source.format) == (days, keys, "episodes")
+    assert [source.read(key).steps.n for key in keys] == [4, 5]
+    assert source.read(keys[1]).end.outcome is Outcome.FAILURE
+    loaded = load_demos([days / path], spec, options=ReadOptions(success=True))
+    assert [origin.path for origin in loaded.origins] == [days / key for key in keys]
+
+
+def test_a_folder_with_files_of_its_own_stands_for_these_and_says_so(days, spec):
+    shutil.copy(days / "2025-10-01" / "episode_0.hdf5", days)
+    source = open_episodes(days, ReadOptions(spec=spec))
+    assert (source.keys(), load_demos([days], spec).duplicates) == (["episode_0.hdf5"], 0)
+    (note,) = (note for note in source.notes() if "not read" in note)
+    for part in ("2025-10-01, 2025-10-02", str(days / "**" / "*.hdf5")):
+        assert part in note
+    assert len(open_episodes(days / "**" / "*.hdf5", ReadOptions(spec=spec)).keys()) == 3  # the remedy
+
+
+def test_several_data_sets_are_one_source(tmp_path, spec, make_episode):
+    format = many({"a": make_episode(spec, 5, seed=1), "b": make_episode(spec, 9, seed=2)})
+    for name in ("one.many", "two.many"):
+        (tmp_path / name).touch()
+    source = open_episodes(tmp_path / "*.many", ReadOptions(proportion=0.75), more=[format])
+    assert source.keys() == ["one.many/a", "one.many/b", "two.many/a"]
+    assert (source.read("two.many/a").steps.n, source.notes()) == (5, ["the rate was guessed"])
+    with pytest.raises(DataError, match=naming("two.many/c", "two.many/b")):
+        source.read("two.many/c")
+    rates = iter((10.0, 20.0))
+    other = dataclasses.replace(format, open=lambda path, options: rated(format.open(path, options), next(rates)))
+    with pytest.raises(DataError, match=naming("two.many", 20, "one.many", 10)):
+        open_episodes(tmp_path / "*.many", ReadOptions(), more=[other])
+
+
+@pytest.mark.parametrize(("variable", "below"), [
+    ("HF_LEROBOT_HOME", "user/set"), ("HF_HOME", "lerobot/user/set"),
+    ("XDG_CACHE_HOME", "huggingface/lerobot/user/set"), ("HOME", ".cache/huggingface/lerobot/user/set"),
+    ("HF_LEROBOT_HOME", "hub/datasets--user--set/snapshots/0f"),
+])  # fmt: skip
+def test_a_repository_is_looked_for_where_lerobot_keeps_it(tmp_path, monkeypatch, variable, below):
+    monkeypatch.chdir(tmp_path)
+    for name in ("HF_LEROBOT_HOME", "HF_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, str(tmp_path / "home"))
+    with pytest.raises(NoEpisodesError, match=naming("user/set", "hf download user/set", tmp_path / "home")):
+        find_demos("user/set")
+    info = tmp_path / "home" / below / "meta" / "info.json"
+    info.parent.mkdir(parents=True)
+    info.touch()
+    assert find_demos("user/set") == [tmp_path / "home" / below]
 
 
 @pytest.mark.parametrize(("name", "named"), [
-    ("  ", ("empty",)), ("{}/*.h5", ("/*.h5",)), ("{}/text", ("/text", "*.hdf5", 2, ".txt")),
-    ("{}/text/a.txt", ("a.txt", "episodes")), ("{}/x.many", ("x.many", "(many)")),
+    ("  ", ("empty",)), ("{}/*.h5", ("/*.h5", "pattern")), ("{}/text", ("/text", "*.hdf5", 2, ".txt", "1 folder")),
+    ("{}/text/a.txt", ("a.txt", "an empty file")), ("{}/x.many", ("x.many", "(many)")),
 ])  # fmt: skip
 def test_a_path_without_demonstrations_is_named(tmp_path, spec, name, named):
-    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "empty").mkdir(parents=True)
     for file in ("text/a.txt", "text/b.txt", "x.many"):
         (tmp_path / file).touch()
     with pytest.raises(ConfigError, match=naming(*named)):
@@ -114,12 +180,15 @@ def test_one_motion_may_show_several_tasks(tmp_path, spec, make_episode, texts):
 def test_another_robot_its_rate_and_damage_name_the_file(folder, spec, joints_spec):
     with pytest.raises(DataError, match=naming("episode_1.hdf5", "arm2", 2, "/action", 3)):
         load_demos([folder], joints_spec)
-    with pytest.raises(DataError, match=naming("episode_1.hdf5", 50, "arm3", 10)):
+    with pytest.raises(DataError, match=naming("demos", 50, "arm3", 10, "robot.control_hz=50")):
         load_demos([folder], dataclasses.replace(spec, control_hz=10.0))
     damaged = folder / "episode_2.hdf5"
     damaged.write_bytes(damaged.read_bytes()[:-100])
     with pytest.raises(DataError, match=naming("episode_2.hdf5", "HDF5")):
         load_demos([folder], spec)
+    whole = load_demos([folder], spec, options=ReadOptions(skip_bad=True))
+    assert len(whole.episodes) == len(list(folder.glob("*.hdf5"))) - 1
+    assert [f"left out: {damaged}: " in note for note in whole.notes] == [True]
 
 
 def test_steps_after_the_first_success_are_dropped_and_counted(folder, spec, make_episode, monkeypatch):
@@ -135,6 +204,8 @@ def test_steps_after_the_first_success_are_dropped_and_counted(folder, spec, mak
     judged = make_episode(spec, 4, success_at=(3,))
     judged = judged._replace(end=judged.end._replace(outcome=Outcome.SUCCESS, outcome_by="operator"))
     assert end_at_first_success(judged)[0].end.outcome_by == "operator"
+    dense = judged._replace(steps=dataclasses.replace(judged.steps, reward=np.linspace(0.2, 2, 4, dtype=np.float32)))
+    assert end_at_first_success(dense) == (dense, 0)
     monkeypatch.setattr(EpisodeFiles, "rewards_mark_success", False, raising=False)
     assert load_demos([folder], spec).episodes[2].steps.n == 9
 
@@ -150,11 +221,11 @@ def test_first_success_property(spec, make_episode, assert_same, n, data):
     if last is not None:
         effective[-1] = last
     cut, dropped = end_at_first_success(episode)
-    if max(effective) < 1:
+    first = next((t for t, r in enumerate(effective) if r >= 1), None)
+    if first is None or (first == 0 and n > 1):  # paid from the first step on
         assert dropped == 0
         assert_same(cut, episode)
         return
-    first = next(t for t, r in enumerate(effective) if r >= 1)
     assert (cut.steps.n, dropped) == (first + 1, n - first - 1)
     assert (cut.end.length, cut.end.terminated, cut.end.truncated) == (first + 1, True, False)
     assert cut.end.outcome is Outcome.SUCCESS
@@ -174,6 +245,11 @@ class Many(HeldSource):
 
     def read(self, key: str) -> Episode:
         return lazy(super().read(key))
+
+
+def rated(source: Many, hz: float) -> Many:
+    source.hz = hz
+    return source
 
 
 def many(episodes) -> Format:
@@ -261,9 +337,10 @@ def test_labels_lie_next_to_their_files_and_may_discard_all_of_a_folder(judged, 
     (judged / NAMES[0]).write_bytes(b"no HDF5")
     write_label(judged, NAMES[0], "discard", None)
     assert list(loaded(judged, spec)) == NAMES[1:]
+    label(judged / "score_5", "x.hdf5", "discard")
     for name in NAMES[1:]:
         label(judged, name, "discard")
-    with pytest.raises(NoDemosFoundError, match=naming(FILE)):
+    with pytest.raises(NoEpisodesError, match=naming(FILE)):
         load_demos([judged], spec)
 
 

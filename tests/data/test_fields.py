@@ -15,7 +15,8 @@ from data_sets import hdf5_file, image_file, jpeg_rows, read_all
 from errors import naming
 
 from serl_chunk.data.fields import parse_tables
-from serl_chunk.data.formats import choose, open_episodes
+from serl_chunk.data.formats import choose
+from serl_chunk.data.paths import open_episodes
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.types import ConfigError, DataError, Outcome, RobotSpec
 
@@ -156,7 +157,7 @@ def test_a_table_belongs_to_a_path_and_stands_in_a_file_too(tmp_path, monkeypatc
     monkeypatch.chdir("/")
     assert [read_all(p, fields=tables)[0].steps.observation["state"].shape[1] for p in (path, other)] == [2, 2]
     with pytest.raises(ConfigError, match=naming("fields", "d4rl")):
-        choose(path, "d4rl", named=True)
+        choose(path, "d4rl", fields=tables)
 
 
 # A robot of two joints, a gripper and two joints, as its command; its state is in this order.

@@ -104,10 +104,40 @@ def test_a_deflection_is_the_action_of_an_arm_that_takes_velocities(mice, clock)
 
 
 class Pusher(LineEnv):
-    """Takes four numbers without a meaning that a device has."""
+    """Takes numbers without a meaning that a device has, the last one a gripper's where it has one."""
 
-    def __init__(self) -> None:
-        super().__init__(spec=RobotSpec("odd", 10.0, 3, (-1.0,) * 4, (1.0,) * 4, (-1,) * 4, (), (), 10))
+    def __init__(self, numbers: int = 4, gripper: tuple[float, float] | None = None) -> None:
+        low, high = gripper or (-1.0, 1.0)
+        lows, highs = (-1.0,) * (numbers - 1) + (low,), (1.0,) * (numbers - 1) + (high,)
+        grippers = (numbers - 1,) if gripper else ()
+        super().__init__(spec=RobotSpec("odd", 10.0, 3, lows, highs, (-1,) * numbers, grippers, (), 10))
+
+
+@pytest.mark.parametrize(
+    ("gripper", "axes", "closed", "moved"),
+    [(None, "x", "low", [1.0]), (None, "y,x", "low", [0, 1.0]), (None, "x,y,z,yaw", "low", [1.0, 0, 0, 0]),
+     (None, "pitch,z,yaw,roll,x", "low", [0, 0, 0, 0, 1.0]), ((-1, 1), "", "high", [1.0, 0, 0, 0, 0, 0, 1.0]),
+     ((-1, 1), "y,x", "low", [0, 1.0, -1.0]), ((-1, 1), "", "low", [1.0, 0, 0, -1.0]),
+     ((0, 1), "x", "low", [1.0, 0.0]), ((0, 1), "x", "high", [1.0, 1.0])],
+)  # fmt: skip
+def test_axes_move_a_robots_numbers_in_its_order_and_the_first_button_closes_its_gripper(
+    mice, clock, gripper, axes, closed, moved
+):
+    env = Pusher(len(moved), gripper)
+    device = {"axes": tuple(filter(None, axes.split(","))), "gripper_closed": closed, "gripper": "press"}
+    human = make_human(experiment(GymConfig(make=lambda fake_env: env), **device), env)
+    human.reset(0)
+    last = np.full(len(moved), 0.5, np.float32)
+    for tick in range(40):
+        clock.now += 0.1
+        if tick >= 10:
+            mice["the only one"].push, mice["the only one"].buttons = 1.0, (tick >= 12, False, False)
+        given = human.poll(0, {STATE: np.zeros(3, np.float32)}, False, last)
+        last = last if given is None else given.action
+    np.testing.assert_allclose(last, moved)
+    mice["the only one"].buttons = (False,) * 3
+    stays = human.poll(0, {STATE: np.zeros(3, np.float32)}, False, last).action
+    assert stays[-1] == (0.0 if gripper == (-1, 1) else moved[-1]), "a position is kept"
 
 
 PANDA = [((0, 0, 0.33), (0, 0, 1)), ((0, 0, 0), (0, 1, 0)), ((0, 0, 0.32), (0, 0, 1)), ((0.08, 0, 0), (0, -1, 0)),
@@ -159,7 +189,10 @@ def test_a_button_switches_one_mouse_between_the_arms_and_the_dead_mans_is_count
 
 @pytest.mark.parametrize(
     ("robot", "kind", "device", "named"),
-    [(Pusher, "spacemouse", {}, ("actor.intervention", "odd", 4)),
+    [(Pusher, "spacemouse", {}, ("actor.intervention", "odd", 4, "device.axes=x,y,z,roll", "device.gripper_closed")),
+     (functools.partial(Pusher, 7), "spacemouse", {}, ("actor.intervention", "odd", 7, "robot.grippers")),
+     (Pusher, "spacemouse", {"axes": ("y", "x")}, ("device.axes", "odd", 4, "y,x", "device.gripper_closed")),
+     (FakeAlohaConfig, "spacemouse", {"axes": ("y", "x")}, ("device.axes", "fake_aloha", "targets of joints")),
      (LineEnv, "spacemouse", {}, ("actor.intervention", "kinematics", "line")),
      (FakeSingleArmConfig, "spacemouse", {"paths": ("a", "b")}, ("device.paths",)),
      (FakeAlohaConfig, "spacemouse", {"dead_man": 3}, ("device.dead_man", "the only one", "3 buttons", 3, "0 to 2")),
@@ -174,7 +207,7 @@ def test_what_the_device_cannot_do_is_refused_and_devices_are_closed(
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "left.toml").write_text("port = 3\nwheels = 4\n")
-    own = issubclass(robot, LineEnv)
+    own = getattr(robot, "func", robot) in (Pusher, LineEnv)
     env, config = (robot(), GymConfig(make=lambda fake_env: robot())) if own else (make_env(robot()), robot())
     with pytest.raises(ConfigError, match=naming(*named)) as refused:
         make_intervention(kind, env, experiment(config, kind, **device))

@@ -74,9 +74,10 @@ class Bomb:
     ("write", "named"),
     [(lambda path: save_interventions(path, **columns(action=np.zeros((3, 7), np.float32))), ("toy", 7, 2)),
      (lambda path: None, ("pickles", "No such file")), (lambda path: path.write_bytes(b"PK\3\4"), ("pickles",)),
+     (lambda path: path.write_bytes(b"junk"), ("pickles", "no archive")),
      (lambda path: np.savez(path, episode=np.zeros(1, int)), ("'tick'",)),
      (lambda path: np.savez(path, **columns(action=np.array([[Bomb(), Bomb()]] * 3, object))),
-      ("pickles", "allow_pickle"))],
+      ("pickles", "objects"))],
 )  # fmt: skip
 def test_other_files_and_other_robots_are_refused_by_name_and_no_pickle_is_loaded(tmp_path, write, named):
     write(tmp_path / "p.npz")

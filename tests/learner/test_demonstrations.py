@@ -80,7 +80,9 @@ def test_actors_episodes_go_on_next_to_them_and_a_later_label_reaches_it():
         router.insert("actor/a", a)
         router.insert(SESSION, b, demonstrations=True)
     assert demo_rows(replay) == (1, ROWS, 1)
-    assert router.take().env_steps == LENGTH
+    router.insert("actor/a", label := Amend("online", Outcome.FAILURE, "operator"))
+    taken = router.take()
+    assert (taken.env_steps, taken.corrections, router.take().corrections) == (LENGTH, [("actor/a", label)], [])
     router.insert(SESSION, Amend("d0", Outcome.FAILURE, "operator"))
     assert not replay.imitates_demos
     router.insert(SESSION, Amend("d0", discard=True))

@@ -13,7 +13,7 @@ from point_robot import HORIZON, experiment
 from serl_chunk.learner.learner import Learner
 from serl_chunk.learner.schedule import Phase
 from serl_chunk.runs.metrics import read_metrics
-from serl_chunk.types import Begin, End, Outcome, Source, Step, StepBlock
+from serl_chunk.types import Amend, Begin, End, Outcome, Source, Step, StepBlock
 
 pytestmark = [pytest.mark.compiles, pytest.mark.usefixtures("quick")]
 
@@ -55,7 +55,7 @@ def journal(episodes: int) -> Rows:
         for t in range(LENGTH):  # a policy's step names its decision, a human's none
             source, decided = (Source.HUMAN, -1) if helped and 2 <= t < 5 else (Source.POLICY, t - t % HORIZON)
             seen = {"state": np.array([e, t], np.float32)}
-            steps.append(Step(t, seen, np.zeros(2, np.float32), 0.0, source, decided, 1, 0.1 * t))
+            steps.append(Step(t, seen, np.zeros(2, np.float32), 0.25, source, decided, 1, 0.1 * t))
         final = {"state": np.array([e, LENGTH], np.float32)}
         outcome = Outcome.UNKNOWN if helped else Outcome.SUCCESS
         for record in (
@@ -69,8 +69,9 @@ def journal(episodes: int) -> Rows:
 
 
 @pytest.mark.parametrize("at", [0, 17])  # entries received when the checkpoint was written
-def test_counters_are_those_of_a_learner_that_never_stopped(life, at):
+def test_counters_and_outcomes_are_those_of_a_learner_that_never_stopped(life, tmp_path, at):
     first, rows = life(), journal(6)
+    rows.append((len(rows), "actor/s", Amend("e0", Outcome.FAILURE, "operator", reward=0.0)))
     feed(first, rows[:at])
     save(first)
     feed(first, rows[at:])  # received, journalled, acknowledged; and then it is killed
@@ -78,6 +79,8 @@ def test_counters_are_those_of_a_learner_that_never_stopped(life, at):
     second = life()
     assert second.refill(rows) == 6 * LENGTH
     assert counted(second) == expected == (6 * LENGTH, 9, 6, first.replay.ready)
+    found = [(row["succeed"], row["episode/r"]) for row in read_metrics(tmp_path / "run")["episode"]]
+    assert found == [(0, 2.75), (0, 3.0), (1, 3.0), (0, 3.0), (1, 3.0), (0, 3.0)]
 
 
 @pytest.mark.parametrize("at", [2, 3, 4])  # before the steps, before the giving up, behind it

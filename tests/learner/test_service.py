@@ -58,7 +58,8 @@ def service(tmp_path):
 def learner_with(**parts) -> SimpleNamespace:
     """As much of a learner as a service asks."""
     replay = SimpleNamespace(estimated_disk_bytes=0)
-    return SimpleNamespace(idle=False, updates=0, **{"replay": replay, "refill": lambda r: len(list(r)), **parts})
+    others = {"replay": replay, "refill": lambda r: len(list(r)), "stats": SimpleNamespace(busy="it evaluates")}
+    return SimpleNamespace(idle=False, updates=0, **others | parts)
 
 
 def ticked(service, ask) -> None:
@@ -98,6 +99,7 @@ def test_a_recording_that_streams_is_no_actor(service):
         with contextlib.closing(link):
             welcomes.append(link.connect(timeout=10))
             allowances.append(link.allowance)
+            assert link.busy == "it evaluates"
             assert service.status()["actors"] == (() if demonstrations else ("left",))
     assert allowances == [None, 8]
     assert [bytes(d) for d in welcomes[0].arrays["demonstrations"]] == [short_digest(known)]

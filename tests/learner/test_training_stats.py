@@ -19,7 +19,7 @@ from serl_chunk.learner.training_stats import ModelSpace, TrainingStats, ValueRa
 from serl_chunk.replay.episode import EpisodeStats
 from serl_chunk.replay.replay import OutsideCount
 from serl_chunk.runs.metrics import Counters, read_metrics
-from serl_chunk.types import Begin, End, Episode, Outcome, Source, Step, StepBlock
+from serl_chunk.types import Amend, Begin, End, Episode, Outcome, Source, Step, StepBlock
 
 NOW = Counters(3, 40, 0)
 HELPED, ALONE, FAILED, UNKNOWN = (True, 5), (True, 0), (False, 0), (None, 0)  # success, human ticks
@@ -39,9 +39,30 @@ def test_a_helped_episode_is_no_success_without_intervention(tmp_path, episodes,
         for i, (success, ticks) in enumerate(episodes):
             of = EpisodeStats("left_cell/0", f"e{i}", 40, float(bool(success)), (), success, ticks, int(ticks > 0))
             stats.episode(of, number=i + 1, phase="train")
+        before = stats.success_without_intervention
+        if len(episodes) == 3:  # of e0, which failed, and e1, a success
+            for corrected, share in (("e1", 0.0), ("e1", 0.0), ("e0", 0.5)):
+                stats.correction("left_cell/0", Amend(corrected, Outcome(("success", "unknown")[corrected == "e1"])))
+                assert stats.success_without_intervention == share
+            stats.correction("left_cell/0", Amend("e1", discard=True))
+            assert stats.success_without_intervention == 1.0
+            assert [row["succeed"] for row in read_metrics(tmp_path)["episode"]] == [1, None, None]
     found = [row["success_without_intervention"] for row in read_metrics(tmp_path)["episode"]]
     assert found == (shares if None in shares else pytest.approx(shares))
-    assert stats.success_without_intervention == found[-1]
+    assert before == found[-1]
+
+
+def test_what_takes_minutes_is_logged_at_once_and_named_while_it_lasts(tmp_path, caplog):
+    with open_log(tmp_path) as log, caplog.at_level("INFO"):
+        stats = TrainingStats(log, mock.Mock(), 100, lambda: Counters(0, 0, 0), "relative")
+        seen = []
+        for what in ("updates", "updates", "updates of the policy"):
+            with stats.first_call(what):
+                seen.append((stats.busy, len(caplog.messages)))
+        assert seen == [("it compiles updates", 1), ("", 2), ("it compiles updates of the policy", 3)]
+        with stats.evaluation():
+            assert stats.busy == "it evaluates"
+    assert stats.busy == ""
 
 
 def value_range(agent) -> ValueRange:

@@ -449,6 +449,18 @@ def test_a_label_or_a_success_of_the_classifiers_can_be_undone_once(by, outcome)
     assert amends == [Amend("a", outcome, OPERATOR, terminated=False, reward=0.0)] * (outcome is not None)
 
 
+def test_a_success_that_was_undone_is_none_of_the_consoles(desk):
+    operator = desk.operator
+    operator._figures.tick(0.0, by_human=False, late=None)
+    shown = []
+    for name in ("a", "b"):
+        operator.labels.outcome = Outcome.SUCCESS
+        operator.episode_ended(End(name, 3, None, True, False, Outcome.SUCCESS))
+        shown.append(operator._figures.fields(600.0)["successes"])
+    operator.labels.undo()
+    assert [*shown, operator._figures.fields(600.0)["successes"]] == [1, 2, 1]
+
+
 class Values(NoisyAgent):
     """An agent of chunks of 8 steps whose Q falls from 0.8 to 0.2 at tick 16."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -271,6 +272,9 @@ def test_the_learner_knows_the_state_without_the_classifier(tmp_path, staged):
     assert env.robot_spec.state_dim == LineEnv().robot_spec.state_dim + 1
     assert observing(env, config) is env
     assert env.length == 30  # of the robot inside
+    with mock.patch.object(LineEnv, "restart_limit") as restarted:
+        env.restart_limit()
+    assert restarted.called
     learner = load("fake_aloha", [("outcome.observed", "up,down")])
     assert spec_of(learner).state_dim == spec_of(load("fake_aloha", [])).state_dim + 2
     other = str(save_random(tmp_path / "other", CameraSpec("belly", 8, 8), classes=tuple(CLASSES.values())))

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import gymnasium
 import numpy as np
 import pytest
 from actor_helpers import HumanOnTicks, LineEnv, ListSink, make_config
 
 from serl_chunk.actor.episode import EpisodeRunner
+from serl_chunk.config.outcome import OutcomeConfig
+from serl_chunk.config.robots import FakeSingleArmConfig, GymConfig
 from serl_chunk.data.frames import with_repeated_frames
 from serl_chunk.recording.recording import DemonstrationSink
+from serl_chunk.robots.base import InterventionCommand
+from serl_chunk.robots.fake.single_arm import FakeSingleArmEnv
+from serl_chunk.robots.gym_adapter import GymAdapter
 from serl_chunk.types import STATE, Begin, End, Episode, Outcome, Source, Step, StepBlock
 
 CAMERAS = ("front", "wrist")
@@ -110,3 +118,58 @@ def test_ticks_of_decisions_and_gaps_are_those_of_the_shorter_episode():
     assert kept.records[0].init_state == "seed-4"
     assert [(s.tick, s.decision_tick, s.lost_ticks) for s in kept.steps] == [(0, -1, 2), (1, -1, 0), (2, 1, 0)]
     assert [s.human_dims for s in kept.steps] == [None] * 3
+
+
+class OwnLimit(gymnasium.Env):
+    """Two numbers that follow an action, with a time limit of its own, as HIL-SERL's."""
+
+    observation_space = gymnasium.spaces.Box(-9, 9, (2,), np.float32)
+    action_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        self.curr_path_length = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.curr_path_length += 1
+        return np.zeros(2, np.float32), 0.0, self.curr_path_length >= 12, False, {}
+
+
+class Solved(FakeSingleArmEnv):
+    """Solved from the start: an environment that does not decide goes on up to the time limit."""
+
+    def _move(self, action):
+        reward, info = super()._move(action)
+        return reward, {**info, "success": True}
+
+
+def limited_twice() -> GymAdapter:
+    made = lambda fake_env: gymnasium.wrappers.TimeLimit(OwnLimit(), 11)  # noqa: E731
+    return GymAdapter(GymConfig(make=made, max_episode_steps=10), fake_env=False)
+
+
+ARM = FakeSingleArmConfig(max_episode_steps=10)
+
+
+@pytest.mark.parametrize("make", [lambda: FakeSingleArmEnv(ARM), lambda: Solved(ARM), limited_twice])
+@pytest.mark.parametrize(
+    ("first", "idle", "moving"),  # motion from a tick on
+    [(0, 0, 10), (7, 7, 10), (9, 9, 10), (10, 10, 0), (None, 10, 0)],
+)
+def test_the_time_limit_begins_with_the_first_motion_which_is_waited_for_as_long(make, first, idle, moving):
+    robot, sink = make(), DemonstrationSink(kept := ListSink())
+
+    class Human(HumanOnTicks):
+        def poll(self, tick, observation, decision_tick, last):
+            moves = first is not None and tick >= first
+            return InterventionCommand(np.full(robot.robot_spec.action_dim, 0.5 * moves, np.float32))
+
+    hidden = OutcomeConfig(success=lambda observation: False, environment=False)
+    config = dataclasses.replace(make_config(), outcome=hidden) if isinstance(robot, Solved) else make_config()
+    runner = EpisodeRunner(robot, None, sink, config=config, intervention=Human(frozenset()), from_motion=True)
+    runner.run_episode(3, episode_id="e")
+    runner.close()
+    robot.close()
+    assert sink.last == (moving, moving, idle, Outcome.UNKNOWN, "environment")
+    ends = [record for record in kept.records if isinstance(record, End)]
+    assert [(end.length, end.truncated) for end in ends] == [(10, True)] * bool(moving)

@@ -1,10 +1,14 @@
 """gym_adapter: HIL-SERL's shape of environment, LeRobot's names, plain gymnasium ones, and what they may bring."""
 
+import contextlib
 import ctypes
 import enum
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -18,9 +22,11 @@ from serl_chunk.config.robots import GymConfig
 from serl_chunk.devices.registry import make_intervention
 from serl_chunk.robots import registry
 from serl_chunk.robots.base import InterventionCommand
-from serl_chunk.robots.gym_adapter import GymAdapter, ObservationLayout
-from serl_chunk.types import ConfigError, DataError
+from serl_chunk.robots.gym_adapter import GymAdapter
+from serl_chunk.robots.gym_spaces import ObservationLayout
+from serl_chunk.types import ConfigError, DataError, success_step
 
+TUTORIAL = Path(__file__).resolve().parents[2] / "docs" / "your_robot.md"
 LIMIT = 12
 ZERO, POLICY = np.zeros(7), np.full(7, 0.5)  # what the policy commands
 HUMAN = np.array([0.1, 0, 0, 0, 0, 0, -0.95])  # float64, as SpaceMouse wrappers give it
@@ -68,6 +74,7 @@ class SpacesEnv(gymnasium.Env):
         return self.last, {}
 
     def step(self, action):
+        assert self.action_space.contains(action)
         self.received.append(action)
         return self.observation_space.sample(), 0.5, False, False, {}
 
@@ -265,6 +272,20 @@ def test_actions_are_clipped_to_the_box_in_its_own_type():
             env.step(bad)
 
 
+def test_a_dictionary_of_actions_is_one_vector_of_which_integers_are_rounded():
+    arm, inner = spaces.Box(-1, 1, (2,), np.float64), spaces.Dict(b=spaces.Box(0, 255, (2,), np.uint8))
+    env = adapt(box(3), spaces.Dict({"z": inner, "arm": arm}))
+    env.reset()
+    info = env.step(np.array([0.25, -7, 3.7, 300], np.float32))[4]
+    equal(info["executed_action"], [0.25, -1, 4, 255])
+    (seen,) = env.env.unwrapped.received
+    assert (seen["arm"].tolist(), seen["z"]["b"].tolist()) == ([0.25, -1], [4, 255])
+    assert (env.robot_spec.action_low, env.robot_spec.action_high) == ((-1, -1, 0, 0), (1, 1, 255, 255))
+    human = {"arm": np.ones(2), "z": {"b": np.array([1, 2], np.uint8)}}
+    env.env.step = lambda action: (env.env.last, 0.0, False, False, {"intervene_action": human})
+    equal(env.step(np.zeros(4))[4]["intervene_action"], [1, 1, 1, 2])
+
+
 @pytest.mark.parametrize("human", [{}, {"intervene_action": POLICY}])
 def test_the_environments_report_of_what_it_executed_wins(human):
     info = scripted({1: {"executed_action": np.full(7, 0.25), **human}}).step(np.ones(7))[4]
@@ -286,12 +307,151 @@ def test_vectors_are_concatenated_in_sorted_order_and_images_may_have_a_dictiona
     np.testing.assert_array_equal(frames["images/top"], raw["images"]["top"])
 
 
+class OldArm(SpacesEnv):
+    """Old gym's: `reset` takes nothing and returns an observation, `step` returns four values."""
+
+    def __init__(self):
+        super().__init__(box(3))
+
+    def reset(self):
+        return super().reset()[0]
+
+    def step(self, action):
+        observation, reward, done, _, info = super().step(action)
+        return observation, reward, done, info
+
+
+class OldStep(OldArm):
+    def reset(self, *, seed=None, options=None):
+        return SpacesEnv.reset(self, seed=seed)
+
+
+class OldReset(OldArm):
+    def reset(self, *, seed=None, options=None):
+        return super().reset()
+
+    step = SpacesEnv.step
+
+
+class Wrappers:
+    """Those of docs/your_robot.md."""
+
+    exec(re.search(r"# wrappers.py\n(.*?)```", TUTORIAL.read_text(), re.DOTALL)[1])
+
+
+def printed(error):
+    """The code in an error: from `env... = ` to where it is a statement."""
+    code = str(error)[re.search(r"env\S* = ", str(error)).start() :]
+    for end in (found.end() for found in re.finditer(r"\)", code)):
+        with contextlib.suppress(SyntaxError):
+            return compile(code[:end], "printed", "exec")
+    raise AssertionError(code)
+
+
+def seen(**entries):
+    return SpacesEnv(spaces.Dict(state=box(3), **entries))
+
+
+def acted(space):
+    return SpacesEnv(box(3), space)
+
+
+def camera(convert, key="view"):
+    return lambda env: Wrappers.AsCamera(env, key, convert)
+
+
+def wrapped(func, box):
+    return lambda env: gymnasium.wrappers.TransformAction(env, func, box)
+
+
+HUGE = float(np.finfo(np.float32).max)
+OLD = ("old gym", "terminated", "OldGym")
+old_gym = lambda env: Wrappers.OldGym(env.unwrapped)  # noqa: E731
+REMEDIES = [  # an environment, what its error names, and the remedy; None: the code that the error prints
+    (lambda: acted(spaces.Discrete(3)), ("Box", "Discrete(3)"), None),
+    (lambda: acted(spaces.Discrete(3, start=2)), ("Discrete(3, start=2)",), None),
+    (lambda: acted(spaces.MultiBinary(2)), ("MultiBinary(2)", "gymnasium.wrappers.TransformAction"),
+     wrapped(lambda a: (a > 0.5).astype(np.int8), box(2))),
+    (lambda: acted(spaces.Dict(arm=box(2), grip=spaces.Discrete(2))), ("action 'grip'", "Discrete(2)"),
+     wrapped(lambda a: {"arm": a[:2], "grip": int(a[2] > 0)}, box(3))),
+    (lambda: acted(box(2, 3)), ("(2, 3)", "several actions per step"), None),
+    (lambda: acted(spaces.Box(-np.inf, np.inf, (2,))), ("Box(-inf, inf, (2,), float32)",), None),
+    (lambda: acted(spaces.Box(-HUGE, HUGE, (2,), np.float64)), ("finite limits", "float64"), None),
+    (lambda: acted(spaces.Dict(arm=box(2), hand=spaces.Dict(grip=spaces.Box(0, np.inf, (1,), np.int32)))),
+     ("action 'hand/grip'", "int32"), None),
+    *((lambda entry=entry: seen(view=entry), ("'view'", kind, "(H, W, 3)"), way)
+      for entry, kind, convert in (
+        (spaces.Box(0, 9000, (48, 64), np.uint16), "depth image", Wrappers.depth_frame),
+        (spaces.Box(0, 9, (48, 64), np.float32), "depth image", Wrappers.depth_frame),
+        (spaces.Box(0, 9, (48, 64, 1), np.float32), "depth image", Wrappers.depth_frame),
+        (spaces.Box(0, 255, (1, 48, 64), np.uint8), "grey image", Wrappers.depth_frame),
+        (spaces.Box(0, 255, (48, 64, 4), np.uint8), "picture", lambda image: image[..., :3]),
+        (spaces.Box(0, 255, (3, 48, 64), np.uint8), "picture", lambda image: image.transpose(1, 2, 0)),
+        (spaces.Box(0, 1, (48, 64, 3), np.float32), "picture", lambda image: np.uint8(image * 255)),
+      ) for way in (None, camera(convert))),
+    (lambda: seen(depth=box(8, 8)), ("'depth'", "depth image"), None),
+    (lambda: seen(past=box(4, 3)), ("'past'", "(4, 3)", "obs_horizon"), None),
+    (lambda: seen(mode=spaces.Discrete(2)), ("'mode'", "Discrete"), None),
+    (lambda: seen(mode=spaces.Discrete(2), top=box(8, 8, 3, dtype=np.uint8)), ("'mode'", "['state', 'top']"), None),
+    (lambda: seen(goal=type("Words", (spaces.Space,), {"sample": lambda self, **_: 0})()), ("'goal'", "Words"), None),
+    (lambda: SpacesEnv(box(4, 3)), ("(4, 3)", "obs_horizon"), None),
+    (lambda: SpacesEnv(spaces.Discrete(5)), ("Discrete",), None),
+    (lambda: SpacesEnv(box(8, 8, 3, dtype=np.uint8)), ("state", "vector", "constant"),
+     lambda env: Wrappers.Keyed(env, "image")),
+    *((make, OLD, old_gym) for make in (
+        OldArm, OldStep, OldReset, lambda: gymnasium.wrappers.TimeLimit(OldArm(), 9),
+        lambda: gymnasium.wrappers.TimeLimit(OldStep(), 9))),
+    (lambda: SimpleNamespace(**{name: getattr(OldArm(), name) for name in ("observation_space", "action_space", "reset",
+     "step")}), ("robot.make", "gymnasium.Env", "SimpleNamespace", "OldGym"), lambda env: Wrappers.OldGym(env)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "named", "remedy"), REMEDIES)
+def test_each_remedy_works(make, named, remedy):
+    env = make()
+
+    def use():
+        adapter = GymAdapter(GymConfig(make=lambda fake_env: env))
+        adapter.reset(seed=0)
+        adapter.step(adapter.action_space.sample())
+
+    with pytest.raises(ConfigError, match=naming(*named)) as raised:
+        use()
+    if remedy is None:
+        scope = {"env": env, "gymnasium": gymnasium}
+        exec(printed(raised.value), scope)
+        env = scope["env"]
+    else:
+        env = remedy(env)
+    use()
+
+
+@pytest.mark.parametrize(
+    ("rewards", "info", "success"),
+    [((0, 0, 1), {}, True), ((-1, 0, 10), {}, True), ((0.3, 0.9, 1), {}, True), ((0, 0, 1), {"success": False}, False),
+     ((0.5, 0.9, 1.2), {}, False), ((1, 1, 1), {}, False), ((0, 1.2, 2), {}, False), ((0, 0, 0.5), {}, False),
+     ((0, 0, 1), {"failure": True}, False)],
+)  # fmt: skip
+def test_a_terminating_reward_marks_a_success_by_the_rule_of_data_and_is_warned_of_once(rewards, info, success, caplog):
+    env = adapt(box(3))
+    for _ in range(2):
+        env.reset()
+        given = iter(rewards)
+        env.env.step = lambda action: (env.env.last, reward := next(given), reward == rewards[-1], False, info)  # noqa: B023
+        found = [env.step(np.zeros(2))[4]["success"] for _ in rewards]
+        assert found == [False] * (len(rewards) - 1) + [success] or rewards[0] == rewards[-1]
+    if not info:
+        assert success == (success_step(rewards) == len(rewards) - 1)
+    assert sum("info['success']" in line for line in caplog.messages) == (not info and max(rewards) >= 1)
+
+
 def test_an_environment_that_breaks_its_word_is_named():
     layout = ObservationLayout.of(spaces.Dict({"state": box(3), "top": box(8, 8, 3, dtype=np.uint8)}))
     for read, observation, named in (
         (layout.state, {"state": np.zeros(4)}, ("state", 3, 4)),
         (layout.state, {"state": np.array([0, np.nan, 0])}, ("state[1]", "nan")),
-        (layout.state, {}, ("'state'",)),
+        (layout.state, {"state": "three"}, ("not numbers", "vectors state")),
+        (layout.state, {}, ("lacks 'state'",)),
         (layout.frames, {"top": np.zeros((8, 8, 3))}, ("top", "uint8", "float64")),
     ):
         with pytest.raises(DataError, match=naming(*named)):

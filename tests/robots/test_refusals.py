@@ -29,7 +29,7 @@ from serl_chunk.config.robots import (
 )
 from serl_chunk.devices.registry import make_intervention
 from serl_chunk.robots.drawn_camera import AlohaSimCamera
-from serl_chunk.robots.gym_adapter import ObservationLayout
+from serl_chunk.robots.gym_spaces import ObservationLayout
 from serl_chunk.robots.hil_serl import hil_serl_robot
 from serl_chunk.robots.registry import make_env, make_expert, robot_spec
 from serl_chunk.robots.served import task as served_task
@@ -101,15 +101,9 @@ CASES = [
     (lambda: make_intervention("scripted", environment("rail", make_scripted_human=PendulumEnv)),
      "make_scripted_human()", "rail", "PendulumEnv", "poll()"),
     (lambda: environment(max_episode_length=10), "max_episode_length", 10, "robot.max_episode_steps", 12),
-    (lambda: environment(action_space=spaces.Discrete(3)), "Box", "Discrete(3)"),
-    (lambda: environment(action_space=spaces.Box(-np.inf, np.inf, (2,), np.float32)),
-     "Box(-inf, inf, (2,), float32)", "gymnasium.wrappers.RescaleAction"),
     (lambda: adapted(joint_of_action=(0, 1)), "robot.joint_of_action", 2, 7),
     (lambda: adapted(grippers=(7,)), "robot.grippers", "(7,)", "0..6"),
     (lambda: adapted(lambda fake_env: 3), "robot.make", "gymnasium.Env", "int"),
-    (lambda: layout(state=box(3), mode=spaces.Discrete(2)), "mode", "Discrete"),
-    (lambda: layout(state=box(2, 3)), "state", "(2, 3)", "obs_horizon"),
-    (lambda: layout(top=FRAME), "state", "vector"),
     (lambda: layout(state=box(1), top=FRAME, images=spaces.Dict({"top": FRAME})), "top"),
     (lambda: template("ram_insertion", 7, "wrist_1", "wrist_2"), "ram_insertion", 6, "(7,)", "GripperCloseEnv"),
     (lambda: template("ram_insertion", 6, "wrist_1"), "ram_insertion", "wrist_2", "wrist_1"),

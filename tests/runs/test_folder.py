@@ -16,6 +16,7 @@ from coded_replay import RNG
 from counting_robot import experiment
 from errors import naming
 from journal_runs import LIMITS, Run
+from metric_logs import add_episode, open_log
 
 from serl_chunk.cli.process import load, split_overrides
 from serl_chunk.config.overrides import to_dict
@@ -24,6 +25,7 @@ from serl_chunk.runs import amend
 from serl_chunk.runs.amend import FOLDER, AmendRequests, RunAmender, request
 from serl_chunk.runs.episodes import JOURNAL, RunSource
 from serl_chunk.runs.folder import FORMAT, RUN_LOCK, open_run, read_config
+from serl_chunk.runs.metrics import Counters, read_metrics
 from serl_chunk.transport.storage.journal import Journal
 from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.transport.storage.spool import SpoolFolders
@@ -200,9 +202,13 @@ def test_readers_have_the_correction_and_the_streams_of_actors_go_on_where_they_
     source = RunSource(run.path)
     assert source.about("b/e1").outcome is Outcome.SUCCESS
     total = source.about("b/e1").episode_return
+    with open_log(run.path) as log:  # as its learner
+        for session, name in (("b", "e1"), ("a", "e2")):
+            add_episode(log, Counters(0, 0, 0), episode=f"actor {session}/{session}/{name}", last_reward=1.0)
     amender.amend("b", "actor b", FAILED)
     amender.amend("a", "actor a", Amend("e2", discard=True))
     amender.close()
+    assert [row["succeed"] for row in read_metrics(run.path)["episode"]] == [0, None]
     fresh = RunSource(run.path)
     assert "a/e2" not in fresh.keys()
     end = fresh.read("b/e1").end

@@ -12,7 +12,7 @@ from metric_logs import Clock, add_episode, add_evaluation, open_log
 
 from serl_chunk.runs.metrics import METRICS_FILE, WANDB_ID_FILE, Counters, read_metrics
 from serl_chunk.runs.status_line import LOG_PERIOD, STATUS_LOGGER, StatusLine
-from serl_chunk.types import DataError
+from serl_chunk.types import Amend, DataError, Outcome
 
 
 def steps(run, kind="train", name="step"):
@@ -163,6 +163,26 @@ def test_resume_supersedes_what_the_lost_life_wrote_after_the_checkpoint(tmp_pat
         log.resumed(Counters(10, 20, 0), episodes=0)
         log.train(Counters(12, 20, 0), {})
     assert steps(tmp_path) == [10, 12]
+
+
+def test_an_episode_has_the_outcome_to_which_it_was_corrected_also_after_a_resume_wrote_it_again(tmp_path):
+    first, later, labels = Counters(1, 40, 0), Counters(9, 90, 0), (Outcome.FAILURE, Outcome.UNKNOWN, Outcome.SUCCESS)
+    with open_log(tmp_path) as log:
+        for number in range(1, 6):
+            add_episode(log, first, number=number, episode=f"a/b/e{number}", last_reward=1.0)
+        for number, outcome in enumerate(labels, 1):
+            log.correction("a/b", Amend(f"e{number}", outcome, "operator", reward=float(number == 3)), later)
+        log.correction("a/b", Amend("e4", discard=True))
+        log.correction("a/b", Amend("gone", Outcome.FAILURE, "operator"))
+        log.resumed(first, episodes=1)
+        for number in (2, 3):
+            add_episode(log, first, number=number, episode=f"a/b/e{number}", last_reward=1.0)
+    rows = read_metrics(tmp_path)["episode"]
+    assert [(row["succeed"], row["episode/r"]) for row in rows] == [(0, 0.0), (0, 0.0), (1, 1.0)]
+    assert {tuple(row["g"]) for row in rows} == {(None, None)}, "their discounted returns are not known"
+    with open_log(tmp_path) as log:
+        add_episode(log, first, number=4, episode="a/b/e4", last_reward=1.0)
+    assert read_metrics(tmp_path)["episode"][3]["succeed"] is None, "a discarded one is neither"
 
 
 class FakeWandb(types.ModuleType):

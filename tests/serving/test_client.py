@@ -47,6 +47,18 @@ def answers(client, first=0.7):
     np.testing.assert_allclose(client.infer(request(first))["actions"][0], [first, 0.5])
 
 
+def test_a_wait_repeats_its_remedy_and_ends_in_time(monkeypatch, caplog):
+    monkeypatch.setattr(client_module, "REPEAT_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with client_of(port, timeout=0.6) as client:
+        with pytest.raises(RefusedError, match=naming(f"127.0.0.1:{port}", "actor.policy")):
+            client.wait(10)
+        lines = [record.getMessage() for record in caplog.records if "trying again" in record.getMessage()]
+    assert len(lines) >= 2
+    assert all(client_module.REMEDY in line for line in lines)
+
+
 def test_it_waits_for_a_server_and_gets_its_answers():
     with server_of(StatePolicy()) as server:
         port = server.port

@@ -13,8 +13,8 @@ import h5py
 import numpy as np
 from PIL import Image
 
-from serl_chunk.data.formats import open_episodes
 from serl_chunk.data.formats.hdf5_io import close_files
+from serl_chunk.data.paths import open_episodes
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.types import Episode
 
@@ -50,7 +50,7 @@ def amended(path: Path, changes: Content) -> Path:
         rows = pickle.loads(path.read_bytes())
         for name, value in changes.items():
             if not name:  # all of it
-                return pickled(path, value)
+                return pickled(path, value(rows) if callable(value) else value)
             here = rows
             *outer, key = [int(part) if part.isdigit() else part for part in name.split("/")]
             for part in outer:
@@ -134,6 +134,23 @@ def robomimic(
             values[f"{camera}_image"] = rng.integers(0, 256, (n + 1, 6, 8, 3), dtype=np.uint8)
         content |= {f"{demo}/obs/{name}": value[:-1] for name, value in values.items()}
         content |= {f"{demo}/next_obs/{name}": value[1:] for name, value in values.items()}
+    return hdf5_file(path, content)
+
+
+def minari(path: Path, steps: tuple[int, ...] = (3, 4), **more: Any) -> Path:
+    """Minari's file, of a Dict space with two images; each episode ends in a reward of 1. `more` is in each episode."""
+    content: Content = {}
+    for i, n in enumerate(steps):
+        rng = np.random.default_rng(i)
+        frames = rng.integers(0, 256, (n + 1, 6, 8, 3), dtype=np.uint8)
+        each = {
+            "observations/goal": np.full((n + 1, 2), i, np.float32),
+            "observations/arm/joints": np.repeat(np.arange(n + 1)[:, None], 3, axis=1),
+            "observations/top": frames, "observations/wrist": jpeg_rows(frames),
+            "actions": rng.uniform(-1, 1, (n, 2)).astype(np.float32), "rewards": np.eye(n)[-1],
+            "terminations": np.eye(n, dtype=bool)[-1], "truncations": np.zeros(n, bool),
+        }  # fmt: skip
+        content |= {f"episode_{i}/{name}": value for name, value in (each | more).items()}
     return hdf5_file(path, content)
 
 

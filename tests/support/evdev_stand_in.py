@@ -53,9 +53,14 @@ XBOX = {
 }
 
 
+class Info(NamedTuple):
+    vendor: int = 0x0C45
+    product: int = 0x7403
+
+
 class Device:
-    def __init__(self, path: Path, axes: Mapping[str, AbsInfo]) -> None:
-        self.path = path
+    def __init__(self, path: Path, axes: Mapping[str, AbsInfo], phys: str, keys: str) -> None:
+        self.path, self.phys, self.keys = path, phys, [CODES[name] for name in keys.split()]
         self.axes = {CODES[name]: info for name, info in axes.items()}
         self.held: set[int] = set()
         self.handles: list[InputDevice] = []
@@ -114,6 +119,7 @@ class InputDevice:
         if not self._device.path.exists():
             raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
         self.queue: list[Event] = []
+        self.phys, self.uniq, self.info = self._device.phys, "", Info()
         self.gone, self._file = False, os.eventfd(0)
         self._device.handles.append(self)
 
@@ -144,7 +150,9 @@ class InputDevice:
 
     def capabilities(self, absinfo: bool = True) -> dict[int, list[object]]:
         assert absinfo
-        return {CODES["EV_KEY"]: [], **({CODES["EV_ABS"]: [*self._device.axes.items()]} if self._device.axes else {})}
+        keys, axes = self._device.keys, [*self._device.axes.items()]
+        kinds = (("EV_KEY", keys), ("EV_ABS", axes or None))
+        return {CODES[kind]: list(known) for kind, known in kinds if known is not None}
 
     def close(self) -> None:
         with self._device.lock:
@@ -160,8 +168,11 @@ class Inputs:
         self.folder = folder
         self.devices: dict[Path, Device] = {}
 
-    def device(self, name: str, axes: Mapping[str, AbsInfo] | None = None) -> Device:
-        made = Device(self.folder / name, axes or {})
+    def device(
+        self, name: str, axes: Mapping[str, AbsInfo] | None = None, phys: str = "", keys: str = ""
+    ) -> Device:  # fmt: skip
+        """Plug in an event node. `phys`: where, with the number of its input; `keys`: all are its, or some are."""
+        made = Device(self.folder / name, axes or {}, phys, keys)
         self.devices[made.path.resolve()] = made
         return made
 

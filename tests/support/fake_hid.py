@@ -10,7 +10,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,12 @@ from unittest.mock import patch
 import easyhid.easyhid
 import pyspacemouse.api
 
+from serl_chunk_robot.devices import spacemouse
+
 QUEUE = 63  # reports of one handle: hidraw's ring of 64 keeps a place free, and drops a report that finds it full
 RATE = 125  # Hz, at which a deflected mouse reports
 COMPACT = (0x256F, 0xC635)  # vendor and product of a mouse with two buttons and reports of 7 bytes
+RECEIVER = (0x256F, 0xC652)  # of wireless mice: five interfaces, of which one is a mouse's
 PRO_WIRELESS = (0x256F, 0xC632)  # 15 buttons, all six axes in one report of 13 bytes
 
 
@@ -107,6 +110,18 @@ class FakeHid:
         self.mice.append(Mouse(self.folder / name, ids, serial))
         return self.mice[-1]
 
+    def receiver(self, first: int, place: str, axes: Collection[int] = ()) -> list[Mouse]:
+        """Plug in a receiver at a place of the bus. `axes`: interfaces that the kernel knows to be multi-axis."""
+        made = []
+        for number in range(5):
+            made.append(self.mouse(f"hidraw{first + number}", RECEIVER))
+            known = self.folder / "sys" / f"hidraw{first + number}" / "device"
+            known.mkdir(parents=True)
+            (known / "uevent").write_text(f"HID_NAME=3Dconnexion\nHID_PHYS={place}/input{number}\nHID_UNIQ=\n")
+            usage = spacemouse.MULTI_AXIS if number in axes else b"\x05\x01\x09\x06"
+            (known / "report_descriptor").write_bytes(usage + b"\xa1\x01")
+        return made
+
     def hid_enumerate(self, vendor: int, product: int) -> Any:
         ffi = easyhid.easyhid.ffi
         kept, following = [], ffi.NULL
@@ -173,5 +188,6 @@ def installed(folder: Path) -> Iterator[FakeHid]:
         patch.object(easyhid.easyhid, "hidapi", hid),
         patch.object(pyspacemouse, "open_by_path", counted),
         patch.object(pyspacemouse, "open", refused),
+        patch.object(spacemouse, "SYSFS", folder / "sys"),
     ):
         yield hid

@@ -18,6 +18,7 @@ class FakeLink(ListSink):
         self.snapshot_after, self.room_after = snapshot_after, room_after
         self.looks = {"latest": 0, "can_begin": 0, "allowance": 0}
         self.finished: str | None = None
+        self.busy = ""
         self.error: SerlChunkError | None = None
         self.grant = None  # called on every look at the allowance
         self.flushed = []

@@ -17,9 +17,9 @@ from coded_episodes import SPEC, make
 from http_requests import Answer, Requests
 from journal_runs import Run
 
-from serl_chunk.data.formats import open_episodes
 from serl_chunk.data.formats.hdf5 import write_episode
 from serl_chunk.data.lerobot.writer import LeRobotSink
+from serl_chunk.data.paths import open_episodes
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.runs.episodes import FORMAT
 from serl_chunk.types import Begin, Episode, Outcome, Source, SparseRows

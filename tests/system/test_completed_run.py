@@ -70,7 +70,7 @@ def test_a_run_leaves_its_files_and_counts_every_step(trained):
     assert re.search(r"(?m)^actor \| .*actor ended", output)
     episodes, steps = actor_totals(output)
     assert learner_totals(output) == (40, steps)
-    for name in ("config.json", "metrics.jsonl", "report.html", "report.png"):
+    for name in ("config.json", "metrics.jsonl", "report.html", "report.png", "policy_checks/0.json"):
         assert (run / name).stat().st_size > 0, name
     assert checkpoints(run) == [0, 20, 40]
     rows = read_metrics(run)["episode"]

@@ -16,9 +16,9 @@ from errors import naming
 from PIL import Image
 from viewed import KINDS
 
-from serl_chunk.data.formats import open_episodes
 from serl_chunk.data.formats.hdf5 import write_episode
 from serl_chunk.data.labels import write_label
+from serl_chunk.data.paths import open_episodes
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.runs.episodes import FORMAT
 from serl_chunk.types import ConfigError, DataError

@@ -11,8 +11,8 @@ from coded_episodes import SPEC
 from viewed import KINDS, viewing
 
 from serl_chunk.data.demos import load_demos
-from serl_chunk.data.formats import open_episodes
 from serl_chunk.data.labels import FILE
+from serl_chunk.data.paths import open_episodes
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.runs.amend import RunAmender
 from serl_chunk.runs.episodes import FORMAT, RunSource

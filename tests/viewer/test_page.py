@@ -9,7 +9,7 @@ import viewed
 from chromium import MISSING, Chromium
 from viewed import LENGTH, viewing
 
-from serl_chunk.data.formats import open_episodes
+from serl_chunk.data.paths import open_episodes
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.runs.episodes import RunSource
 from serl_chunk.types import Outcome

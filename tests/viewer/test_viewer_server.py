@@ -11,7 +11,7 @@ import viewed
 from PIL import Image
 from viewed import KINDS, LENGTH, OUTCOMES, viewing
 
-from serl_chunk.data.formats import open_episodes
+from serl_chunk.data.paths import open_episodes
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.runs.episodes import FORMAT
 

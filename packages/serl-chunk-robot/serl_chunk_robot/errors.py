@@ -22,6 +22,10 @@ class DataError(SerlChunkError, ValueError):
     """A file or record whose content is not what it must be."""
 
 
+class UserCodeError(SerlChunkError):
+    """An exception that the user's code raised while it ran; `__cause__` has its trace."""
+
+
 def named_once(name: str, error: Exception) -> str:
     """Return an error's text that begins with a name, also where the error begins with it or with a key of it."""
     text = f"{error} is missing" if isinstance(error, KeyError) else str(error)

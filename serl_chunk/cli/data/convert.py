@@ -20,6 +20,7 @@ from serl_chunk.data.convert.convert import ConversionError, Progress, convert
 from serl_chunk.data.convert.manifest import NAME as MANIFEST
 from serl_chunk.data.encoder_weights import read_resnet10, write_weights
 from serl_chunk.data.formats.episodes import EpisodeFiles
+from serl_chunk.data.lerobot.reader import LeRobotSource
 from serl_chunk.data.source import Json, ReadOptions, Sink, Source
 from serl_chunk.runs.episodes import RunDemos, RunSource, is_run
 from serl_chunk.types import ConfigError, DataError, Outcome
@@ -42,8 +43,18 @@ def convert_flags(p: argparse.ArgumentParser) -> None:
     data_flags.add_writing(p)
     p.add_argument("--episodes", metavar="0,3,7-12", help="only these, by their place in PATH (default: all)")
     p.add_argument("--max_samples", type=int, metavar="N", help="stop with the episode that brings the steps to N")
-    tolerance = "seconds by which a time stamp of a good episode may be off its rate (default: time must not go back)"
-    p.add_argument("--tolerance_s", type=float, metavar="S", help=tolerance)
+
+
+def repair_flags(p: argparse.ArgumentParser) -> None:
+    """Add the flags of `repair`."""
+    p.description = (
+        "Write the whole episodes of a damaged LeRobot data set, or of a folder of HDF5 files, as a new data set of "
+        "the same format, and list what is left out and why. PATH is not changed. Of a LeRobot data set, the episodes "
+        "before the first place at which rows and tables disagree are kept."
+    )
+    data_flags.add_reading(p)
+    data_flags.add_writing(p)
+    p.set_defaults(skip_bad=True, max_samples=None)
 
 
 def export_flags(p: argparse.ArgumentParser) -> None:
@@ -80,6 +91,24 @@ def convert_command(flags: argparse.Namespace) -> int:
     source = data_flags.open_any(flags.path, options, flags.from_format)
     keys = data_flags.keys_of(source, flags.episodes)
     return _write_data_set(flags, options, source, keys)
+
+
+def repair_command(flags: argparse.Namespace) -> int:
+    """Convert what is whole into the format that it has, and return the exit status. Raises ConfigError, DataError."""
+    options = data_flags.options_of(flags)
+    source = data_flags.open_any(flags.path, options, flags.from_format)
+    if isinstance(source, EpisodeFiles):
+        flags.to = "hdf5"
+    elif isinstance(source, LeRobotSource):
+        flags.to = "lerobot-v2.1" if source.index.v2 else "lerobot"
+        flags.mode = flags.mode or ("video" if source.index.videos else "image")
+    else:
+        raise ConfigError(
+            f"{source.path}: is of format {source.format} (expected episodes or lerobot). `serl-chunk data convert "
+            "--skip-bad` writes what is whole of the others"
+        )
+    _check_target(flags)
+    return _write_data_set(flags, options, source, source.keys())
 
 
 def export_command(flags: argparse.Namespace) -> int:
@@ -144,6 +173,8 @@ def _write_data_set(
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     workers = flags.workers if flags.workers is not None else min(cores, data_flags.MAX_WORKERS)
     reading = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
+    del reading["skip_bad"]  # a conversion may be resumed with it
+    reading["tolerance_s"] = tolerance_s
     reading["spec"] = None if options.spec is None else f"{options.spec.name} {options.spec.digest()}"
     try:
         with data_flags.shown_progress(f"converting to {folder}", sys.stdout) as show:

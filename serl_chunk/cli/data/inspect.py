@@ -13,7 +13,7 @@ from serl_chunk.cli.data.options import add_reading, open_any, options_of, shown
 from serl_chunk.cli.doctor.checks import require_free
 from serl_chunk.cli.process import load
 from serl_chunk.config.fields import require
-from serl_chunk.data.inspect.results import InspectionReport, Issue, summary_lines
+from serl_chunk.data.inspect.results import DEPARTURE, InspectionReport, Issue, summary_lines
 from serl_chunk.data.normalise import chunk_statistics
 from serl_chunk.data.normalise.robot_units import UNITS
 from serl_chunk.data.source import Source
@@ -37,7 +37,10 @@ def inspect_flags(p: argparse.ArgumentParser) -> None:
 
 def check_flags(p: argparse.ArgumentParser) -> None:
     """Add the flags of `check`."""
-    p.description = "One line for each fault, and a last line that sums up. Exit status 1 where there is a fault."
+    p.description = (
+        "One line for each fault and each departure from the conventions of LeRobot's data sets, and a last line that "
+        "sums up. Exit status 1 where there is a fault."
+    )
     _add_looking(p)
 
 
@@ -87,8 +90,9 @@ def check_command(flags: argparse.Namespace) -> int:
     """Print faults and a summary, a line each, and return 1 where there is a fault."""
     _, findings = _inspect(flags)
     bad = findings.findings if flags.strict else findings.faults
-    for finding in bad:
-        print(f"{finding.kind}: {finding.text}")
+    for finding in findings.findings:
+        if finding in bad or finding.kind == DEPARTURE:
+            print(f"{finding.kind}: {finding.text}")
     status = _status(findings, flags.strict)
     others = "" if flags.strict else f", {plural(len(findings.remarks), 'remark')}"
     print(
@@ -104,7 +108,11 @@ def _show(findings: InspectionReport) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(highlight=False)
+    class Screen(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # for `main`, which ends all commands alike
+
+    console = Screen(highlight=False)
     console.print(Text(f"{findings.path}: {findings.format}", style="bold"), soft_wrap=True)
     rows = summary_lines(findings)
     if console.is_terminal:

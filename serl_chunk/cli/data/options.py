@@ -7,7 +7,8 @@ import contextlib
 import dataclasses
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, TextIO
 
 from rich import progress
@@ -16,7 +17,7 @@ from rich.console import Console
 from serl_chunk.cli.process import load
 from serl_chunk.config.fields import require
 from serl_chunk.data.fields import parse_tables
-from serl_chunk.data.formats import open_episodes
+from serl_chunk.data.paths import find, open_paths
 from serl_chunk.data.source import ReadOptions, Source
 from serl_chunk.outcomes.robot import spec_of
 from serl_chunk.runs.episodes import FORMAT
@@ -28,17 +29,23 @@ FIELDS_HELP = (
     "for one path, or a file of such lines; repeatable (docs/data.md)"
 )
 MAX_WORKERS = 16  # by default: a worker holds a few hundred MB
+READ = "a file, a folder of files or of folders by day, a data set, a run, a pattern, or a LeRobot repository USER/NAME"
 
 
 def add_reading(p: argparse.ArgumentParser) -> None:
     """Add the flags that `options_of` reads."""
-    p.add_argument("path", metavar="PATH", help="a file, a folder of episodes, a data set, or a run folder")
+    p.add_argument("path", metavar="PATH", nargs="+", help=READ)
     p.add_argument("--from", dest="from_format", metavar="FORMAT", help="what PATH is (default: what it looks like)")
     p.add_argument("--fields", metavar="TABLE", action="append", default=[], help=FIELDS_HELP)
     p.add_argument("--exp_name", help="an experiment, for its robot: dimensions, cameras, rate")
     p.add_argument("--cameras", metavar="A,B", help="whose frames are read: names, all, or none (default: all)")
     p.add_argument("--color", choices=("rgb", "bgr"), help="order of stored channels where files do not record it")
     p.add_argument("--hz", type=float, help="steps a second where files do not record it")
+    tolerance = (
+        "seconds by which a time stamp may be off its frame in a video (default: half a frame), and in `convert` off "
+        "its place at the rate (default: time must not go back)"
+    )
+    p.add_argument("--tolerance_s", type=float, metavar="S", help=tolerance)
     p.add_argument("--task", default="", help="text of the task where files do not record it")
     outcome = p.add_mutually_exclusive_group()
     outcome.add_argument("--success", action="store_true", help="episodes whose files record no outcome succeeded")
@@ -78,7 +85,8 @@ def recorded_facts(flags: argparse.Namespace, prefix: str = "") -> ReadOptions:
     """Return the options for which a learner has flags too, with `prefix` in their names; raises ConfigError."""
     given = {name.removeprefix(prefix): value for name, value in vars(flags).items() if name.startswith(prefix)}
     success = True if given["success"] else False if given["failure"] else None
-    same = {name: given[name] for name in ("color", "hz", "env", "proportion")}
+    same = {name: given[name] for name in ("color", "hz", "env", "proportion", "tolerance_s")}
+    same["skip_bad"] = given.get("skip_bad", False)
     fields = parse_tables(given["fields"], f"{prefix}fields")
     return ReadOptions(success=success, scores=parse_scores(given["scores"]), fields=fields, prefix=prefix, **same)
 
@@ -90,9 +98,15 @@ def parse_cameras(text: str | None) -> tuple[str, ...] | None:
     return () if text == "none" else tuple(c for c in text.split(",") if c)
 
 
-def open_any(path: str, options: ReadOptions, format: str | None) -> Source:
-    """Open a source as `data.formats.open_episodes` does, run folders too."""
-    return open_episodes(path, options, format, (FORMAT,))
+def open_any(paths: Sequence[str], options: ReadOptions, format: str | None) -> Source:
+    """Open all that `paths` name as one source, run folders too."""
+    found = find_any(paths, format, scored=bool(options.scores))
+    return open_paths(found, options, format, (FORMAT,))
+
+
+def find_any(paths: Sequence[str], format: str | None, *, scored: bool = False) -> list[Path]:
+    """Find what `paths` name as `data.paths.find` does, run folders too."""
+    return [part for path in paths for part in find(path, format, (FORMAT,), scored=scored)]
 
 
 def parse_scores(text: str | None) -> tuple[tuple[str, float], ...]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +12,7 @@ import numpy as np
 
 from serl_chunk.cli.doctor.probe import PortProbe
 from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.loader import user_error
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.io import format_bytes
 from serl_chunk.outcomes.classifier import Classifier
@@ -109,11 +108,10 @@ def check_ports(found: list[PortProbe], ip: str, port: int) -> Iterator[Check]:
 
 
 CHECK_S = 3.0  # seconds that a robot's own check may take
-_MAKERS = re.compile(r"\w+:\w*(046D:\w*C6\w\w|256F:\w*)")  # HID_ID (bus:vendor:product) of 3Dconnexion devices
 
 
 def check_devices(config: ExperimentConfig, spec: RobotSpec, root: Path = Path("/")) -> Iterator[Check]:
-    """Run the robot's own check, look for cameras and a SpaceMouse. `root`: of the file system, for tests."""
+    """Run the robot's own check, and look for cameras. `root`: of the file system, for tests."""
     cameras = ", ".join(config.agent.image_keys)
     own = config.robot.check_devices if isinstance(config.robot, GymConfig) else None
     if config.robot.server:
@@ -130,13 +128,6 @@ def check_devices(config: ExperimentConfig, spec: RobotSpec, root: Path = Path("
             found = f"found {here}" if here else "this machine has no video device"
             remedy = "plug them in (ls /dev/video*); network cameras are not listed here, and are fine"
             yield warning("cameras", f"the experiment uses {cameras}; {found}", remedy, fine=bool(here))
-    for folder in sorted((root / "sys/class/hidraw").glob("hidraw*")):
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            lines = (folder / "device/uevent").read_text().splitlines()
-            fields = dict(line.split("=", 1) for line in lines if "=" in line)
-            if _MAKERS.fullmatch(fields.get("HID_ID", "")):
-                yield _spacemouse(root / "dev" / folder.name, fields.get("HID_NAME", "3Dconnexion device"))
-                return
 
 
 def _robot(own: Callable[[], Sequence[str]]) -> Check:
@@ -146,7 +137,7 @@ def _robot(own: Callable[[], Sequence[str]]) -> Check:
         try:
             found.append("; ".join(str(problem) for problem in own()))
         except Exception as e:  # a driver may raise anything
-            found.append(f"the robot's own check raised {type(e).__name__}: {e}")
+            found.append(f"the robot's own check raised an error: {user_error(e)}")
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
@@ -155,21 +146,6 @@ def _robot(own: Callable[[], Sequence[str]]) -> Check:
     if problem:
         return failed("devices", problem, "see robot.check_devices of the experiment, which reports this")
     return ok("devices", "the robot's own check finds everything")
-
-
-def _spacemouse(node: Path, name: str) -> Check:
-    if not os.access(node, os.R_OK | os.W_OK):
-        remedy = 'a udev rule for vendor 256f (3Dconnexion) with MODE="0666" or a group of yours, then plug it in again'
-        return warning("SpaceMouse", f"{name} is plugged in, but this user may not open {node}", remedy)
-    try:
-        import pyspacemouse
-
-        known = pyspacemouse.get_connected_devices()
-    except Exception as e:  # no HID library, or none that it can load
-        remedy = "install the HID library (libhidapi-hidraw0 on Debian and Ubuntu)"
-        return warning("SpaceMouse", f"{name} is plugged in; pyspacemouse cannot list it: {e}", remedy)
-    said = f"{', '.join(known)} at {node}" if known else f"{name} is plugged in and pyspacemouse does not support it"
-    return warning("SpaceMouse", said, "a newer pyspacemouse may; or add it to its devices.toml", fine=bool(known))
 
 
 JPEG_SHARE = 0.1  # of an image's bytes that its JPEG takes, roughly: it depends on the picture

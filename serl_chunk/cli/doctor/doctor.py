@@ -11,6 +11,7 @@ from pathlib import Path
 
 from serl_chunk.cli.doctor import checks
 from serl_chunk.cli.doctor.checks import Check, duration, failed, ok, per_second, warning
+from serl_chunk.cli.doctor.operator import check_operator
 from serl_chunk.cli.doctor.probe import DiagnosticsClient, KeyRefusedError, RoundTrip, probe_ports
 from serl_chunk.cli.doctor.served import check_served
 from serl_chunk.cli.keys import LearnerAddress, actor_keys, actor_name, add_learner_flags
@@ -52,8 +53,9 @@ def doctor_flags(p: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
     p.description = (
         "On the robot PC, with the actor's flags: checks ports, keys, version, experiment, round trip, throughput, "
-        "clock, disks, devices, and whether the link carries what the experiment records, with a remedy for each "
-        "fault. Takes seconds, records nothing, and may run while actors work. Exit status 1 where something failed."
+        "clock, disks, devices, the operator's too, and whether the link carries what the experiment records, with a "
+        "remedy for each fault. Takes seconds, records nothing, and may run while actors of other machines work. Exit "
+        "status 1 where something failed."
     )
     p.add_argument("--exp_name", help="the experiment; without it, what depends on one is left out")
     add_learner_flags(p, "the learner's host name or address (default: 127.0.0.1)")
@@ -125,6 +127,7 @@ def run_checks(
         if config.robot.server:
             yield from check_served(config, spec)
         yield from checks.check_devices(config, spec)
+        yield from check_operator(config, spec)
 
 
 def _cannot_build(config: ExperimentConfig, e: Exception) -> Check:

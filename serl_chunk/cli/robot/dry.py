@@ -84,6 +84,7 @@ def dry_command(flags: argparse.Namespace) -> int:
     require(0 < flags.lag < 10, "lag", f"must lie between 0 and 10 s, got {flags.lag:g}")
     if flags.json is not None:
         require_free("json", flags.json)
+    require(Path(flags.file).is_file(), "file", f"{flags.file}: no such file. Give the path of the robot's TOML file")
     file = load(flags.file)
     spec = load_driver(file).spec()
     names = flags.profile or list(file.profiles)

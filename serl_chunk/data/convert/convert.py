@@ -151,8 +151,10 @@ class _Conversion:
                     raise _bad_episode(error) from error
                 first = first or error
             else:
-                columns = getattr(self.source, "column_names", None)  # of foreign arrays: kept, for their order
-                return self.sink.layout(sample, self.source.hz) | ({"names": columns()} if columns else {})
+                layout = self.sink.layout(sample, self.source.hz)
+                columns = getattr(self.source, "column_names", lambda: ())()  # of foreign arrays: kept, for their order
+                fits = [len(names) for names in columns] == [layout["state_dim"], layout["action_dim"]]
+                return layout | ({"names": columns} if fits else {})
         raise self.nothing(first)
 
     def nothing(self, first: object) -> DataError:

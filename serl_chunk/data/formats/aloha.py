@@ -23,7 +23,7 @@ import h5py
 import numpy as np
 
 from serl_chunk.data import validate
-from serl_chunk.data.formats.hdf5_io import array, dataset_of, frames_of, member, names
+from serl_chunk.data.formats.hdf5_io import array, dataset_of, frames_of, in_color, member, names
 from serl_chunk.data.frames import FileVersion, observation_at
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.types import IMAGE_PREFIX, Begin, DataError, Episode, Outcome, RobotSpec, Source, SparseRows
@@ -55,11 +55,14 @@ def recorded_hz(path: Path, file: h5py.File) -> float | None:
 
 
 def cameras_in(path: Path, file: h5py.File, wanted: tuple[str, ...] | None) -> list[str]:
-    """Return the file's cameras that are wanted. Raises DataError where one is missing."""
+    """Return the file's cameras that are wanted, by default those `in_color`. Raises DataError where one is missing."""
     images = member(path, file, IMAGES)
     if images is not None and not isinstance(images, h5py.Group):
         raise DataError(f"{path}: {IMAGES} is no group of cameras. Record the episode again or leave it out")
-    return validate.choose_cameras(f"{path}: {IMAGES}", sorted(images or ()), wanted)
+    there = sorted(images or ())
+    if wanted is None and images is not None:
+        there = [name for name in there if in_color(member(path, images, name))]
+    return validate.choose_cameras(f"{path}: {IMAGES}", there, wanted)
 
 
 def open_aloha(

@@ -7,14 +7,12 @@ lie T actions and T or T + 1 observations: robomimic, Isaac Lab and its relative
     /data: attribute env_args, JSON: env_name, env_kwargs.control_freq
     /mask/<filter key>: lists of demonstrations, not applied: all are read
 
-A success is recorded (an attribute or array `success`), or a step with a reward of 1 where no reward of the file is
-above 1. An episode is terminated where its last step is one; steps after a success inside it are kept,
-`demos.end_at_first_success` drops them.
+A success is recorded (an attribute or array `success`), or `types.success_step`. An episode is terminated where its
+last step is one; steps after a success inside it are kept, `demos.end_at_first_success` drops them.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 import sys
@@ -26,7 +24,6 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 
-from serl_chunk.data.demos import SUCCESS_REWARD
 from serl_chunk.data.fields import (
     ArrayInfo,
     absolute,
@@ -43,7 +40,18 @@ from serl_chunk.data.frames import FileVersion, single_frame
 from serl_chunk.data.source import Format, ReadOptions, natural_sort_key, sorted_files, take_fraction
 from serl_chunk.data.validate import Ending, check_key, choose_cameras, imported_episode, make_steps
 from serl_chunk.io import plural
-from serl_chunk.types import IMAGE_PREFIX, STATE, DataError, Episode, Observation, Outcome, Source, SparseRows
+from serl_chunk.types import (
+    IMAGE_PREFIX,
+    STATE,
+    SUCCESS_REWARD,
+    DataError,
+    Episode,
+    Observation,
+    Outcome,
+    Source,
+    SparseRows,
+    success_step,
+)
 
 _MINARI = "data/main_data.hdf5"  # in the folder of a data set
 _TASKS = ("task", "language_instruction", "instruction")  # attributes
@@ -94,11 +102,6 @@ class Hdf5Fields:
 
     def keys(self) -> list[str]:
         return list(self._places)
-
-    @functools.cached_property
-    def rewards_mark_success(self) -> bool:
-        """A reward of 1 is a success: rewards above 1 measure progress, and reach 1 on the way."""
-        return all(reward.max(initial=0) <= SUCCESS_REWARD for _, _, reward in self._rewards())
 
     def column_names(self) -> tuple[list[str], list[str]]:
         """Return the names of the numbers of a state and of an action."""
@@ -158,13 +161,14 @@ class Hdf5Fields:
         for key, demo, reward in self._rewards():
             count["unfinished"] += not self._after_stored(key, demo)
             count["missing"] += not self.fields.reward
-            if self.rewards_mark_success:
-                count["after"] += bool((reward[:-1] >= SUCCESS_REWARD).any())
-                count["shaped"] += bool(((reward > 0) & (reward < SUCCESS_REWARD)).any())
-        after, shaped, missing, unfinished = (
-            plural(count[name], "episode") for name in ("after", "shaped", "missing", "unfinished")
+            marked = success_step(reward) if len(reward) else None
+            count["after"] += marked is not None and marked < len(reward) - 1
+            count["dense"] += marked is None and bool((reward >= SUCCESS_REWARD).any())
+            count["shaped"] += bool(((reward > 0) & (reward < SUCCESS_REWARD)).any())
+        after, shaped, missing, unfinished, dense = (
+            plural(count[name], "episode") for name in ("after", "shaped", "missing", "unfinished", "dense")
         )
-        actor = "policy" if self._source() is Source.POLICY else "human"
+        actor = self._source().name.lower()
         read = {*self.fields.names(), *self._cameras.values()}
         ignored = sorted(name for name in self._arrays if name not in read and not name.startswith("next_"))
         by = f"as in {self.fields.convention}" if self.fields.convention else "by the table"
@@ -177,10 +181,10 @@ class Hdf5Fields:
             f"{after} with a success that is not in its last step: an episode that ends at its first success is "
             "shorter": count["after"],
             f"{shaped} with rewards between 0 and 1: only a reward of 1 is a success": count["shaped"],
-            "rewards exceed 1: no reward is taken for a success": not self.rewards_mark_success,
+            f"{dense} with rewards of 1 and more that mark no success": count["dense"],
             f"{missing} without rewards: all are 0 until success is recorded or set": count["missing"],
             f"{unfinished} whose observation after the last action is not stored": count["unfinished"],
-            f"every action is taken for a {actor}'s (a folder named mg would hold a policy's)": True,
+            f"every action is taken for a {actor}'s, by the path (mg, human, random)": True,
             "the file records no rate: all time stamps are 0; hz sets it": self.hz is None,
         }
         return [note for note, show in shown.items() if show]
@@ -201,12 +205,16 @@ class Hdf5Fields:
     def _numbers(self, where: str, demo: h5py.Group, of: str, n: int, prefix: str = "") -> np.ndarray:
         """The columns of a state, whose rows may be one more than the `n` of the actions, or of an action."""
         parts = getattr(self.fields, of)
-        read = {part.name: array(where, demo, prefix + part.name) for part in parts}
+        read = {part.name: array(where, demo, prefix + part.name, None) for part in parts}
+        if of == "action" and any(values.ndim == 1 and values.dtype.kind in "biu" for values in read.values()):
+            raise DataError(
+                f"{where}: {parts[0].name} are choices (a Discrete space), not vectors of numbers: not read"
+            )
         lengths = {len(values) for values in read.values()}
         for name, values in read.items():
             if len(values) != n and (len(lengths) > 1 or of == "action" or len(values) != n + 1):
                 raise DataError(f"{where}: {demo.name}/{prefix}{name} has {len(values)} rows, actions {n}")
-        return concatenated(parts, read.__getitem__)
+        return concatenated(parts, read.__getitem__).astype(np.float32)
 
     def _reward(self, where: str, demo: h5py.Group, n: int) -> np.ndarray:
         name = self.fields.reward
@@ -236,37 +244,44 @@ class Hdf5Fields:
         return {STATE: self._numbers(where, demo, "state", n, "next_")[n - 1]}
 
     def _swap(self, where: str, file: h5py.File, name: str) -> bool:
-        """Raw frames are RGB, as these projects store them; encoded ones are what their file or the caller says."""
+        """Raw frames, and those of a convention, are RGB; other encoded ones are what their file or the caller says."""
         raw = self._arrays[name].dtype == "uint8" and len(self._arrays[name].shape) == 4
-        return self._options.color == "bgr" if raw else is_bgr(where, file, self._options.color)
+        return (
+            self._options.color == "bgr" if raw or self.fields.convention else is_bgr(where, file, self._options.color)
+        )
 
     def _source(self) -> Source:
-        """robomimic's folders are ph and mh for humans, mg for machine-generated."""
-        return Source.POLICY if "mg" in self.path.parts else Source.HUMAN
+        """robomimic's folders are ph and mh for humans, mg for machine-generated; Minari's names often tell."""
+        if not self.fields.convention.startswith("Minari"):
+            return Source.POLICY if "mg" in self.path.parts else Source.HUMAN
+        name = "/".join(self.path.absolute().parts[-4:]).lower()
+        return Source.HUMAN if "human" in name else Source.RANDOM if "random" in name else Source.POLICY
 
-    def _success(self, where: str, demo: h5py.Group) -> bool | None:
-        """What the episode records of its success."""
+    def _recorded(self, where: str, demo: h5py.Group) -> Outcome | None:
+        """What the episode records of its outcome. Steps without a success may end by failure or by time."""
         if "success" in demo.attrs:
-            return bool(np.any(demo.attrs["success"]))
+            return Outcome.SUCCESS if np.any(demo.attrs["success"]) else Outcome.FAILURE
         name = self.fields.success
-        return bool((array(where, demo, name) > 0).any()) if name else None
+        if not name:
+            return None
+        return Outcome.SUCCESS if (array(where, demo, name) > 0).any() else Outcome.UNKNOWN
 
     def _ending(
         self, where: str, demo: h5py.Group, reward: np.ndarray, after: Observation | None, final: Observation
     ) -> Ending:
         """`after`: the observation after the last step, where it is stored; `final`: the one a termination has."""
-        recorded = self._success(where, demo)
-        marks = self.rewards_mark_success
-        if marks and reward[-1] >= SUCCESS_REWARD:
-            return Ending(final, True, Outcome.SUCCESS)
-        if recorded is None and not (marks and (reward >= SUCCESS_REWARD).any()):
-            recorded = self._options.success
-        if recorded is None or (recorded and marks and (reward >= SUCCESS_REWARD).any()):
+        outcome, marked = self._recorded(where, demo), success_step(reward)
+        if outcome is None and marked is not None:
+            outcome = Outcome.SUCCESS if reward[-1] >= SUCCESS_REWARD else Outcome.UNKNOWN
+        elif outcome is None and self._options.success:
+            outcome = Outcome.SUCCESS
+        elif outcome in (None, Outcome.UNKNOWN):
+            outcome = Outcome.FAILURE if self._options.success is False else Outcome.UNKNOWN
+        if outcome is Outcome.UNKNOWN or (marked is not None and reward[-1] < SUCCESS_REWARD):
             ended = next((demo[name][-1] for name in _TERMINATIONS if name in names(demo)), False)
             return Ending(final if ended else after, bool(ended), Outcome.UNKNOWN)
-        if recorded:
-            return Ending(final, True, Outcome.SUCCESS, reward=1.0 if marks else None)
-        return Ending(final, True, Outcome.FAILURE)
+        lacks = outcome is Outcome.SUCCESS and not (reward >= SUCCESS_REWARD).any()
+        return Ending(final, True, outcome, SUCCESS_REWARD if lacks else None)
 
 
 class _Groups(NamedTuple):

@@ -29,6 +29,7 @@ from serl_chunk.data.frames import (
     encoded_file,
     image_size,
 )
+from serl_chunk.data.validate import check_pointer
 from serl_chunk.io import os_reason
 from serl_chunk.types import DataError, SerlChunkError
 
@@ -82,6 +83,7 @@ def file_faults(
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[h5py.File]:
     """Open the file at `path` for reading. Raises as `file_faults`."""
+    check_pointer(path)
     fault = "the file is truncated, damaged or not HDF5"
     with file_faults(path, fault, "Copy or record it again, or leave it out"), h5py.File(path, "r") as file:
         yield file
@@ -181,6 +183,16 @@ def numbers(where: object, group: h5py.Group, name: str, ndim: int | None = None
     if ndim is not None and dataset.ndim != ndim:
         raise DataError(f"{where}: {name} has the shape {[*dataset.shape]} (expected {ndim} dimensions)")
     return dataset
+
+
+def in_color(item: Any) -> bool:
+    """Return False for what a group of cameras holds in addition to images in colour: depths, masks, single channels.
+
+    Whether the others are such images, `frames_of` tells.
+    """
+    if not isinstance(item, h5py.Dataset) or item.dtype.kind not in "biuf":
+        return True
+    return item.dtype.itemsize == 1 and (item.ndim == 2 or (item.ndim == 4 and 3 in item.shape[1::2]))
 
 
 def array(

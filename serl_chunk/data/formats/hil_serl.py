@@ -23,12 +23,14 @@ import functools
 import hashlib
 import itertools
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from serl_chunk.data.formats.restricted_pickle import load_plain
+from serl_chunk.data.formats.foreign import WRITE
+from serl_chunk.data.formats.restricted_pickle import Unread, kind_of, load_plain
 from serl_chunk.data.source import Format, ReadOptions, sorted_files, take_fraction
 from serl_chunk.data.validate import Ending, check_key, choose_cameras, imported_episode, make_steps
 from serl_chunk.io import plural
@@ -54,6 +56,7 @@ class Transitions(NamedTuple):
     penalised: int  # transitions with a grasp_penalty, which is not read
     cameras: dict[str, tuple[int, ...]]  # name in the file -> [H, W, 3]
     ignored: tuple[str, ...]  # observations that are neither the state nor a camera
+    unread: tuple[str, ...]  # parts of infos whose objects are not read
     rows: list[dict[str, Any]]
 
     def frames(self, camera: str, start: int, stop: int, of: str = "observations") -> np.ndarray:
@@ -70,28 +73,30 @@ class Transitions(NamedTuple):
 def load_transitions(path: Path) -> Transitions:
     """Load all transitions in the file at `path`. Raises DataError with the file and the transition."""
     rows = load_plain(path)
-    if type(rows) is not list or not rows:
-        what = "an empty list" if type(rows) is list else f"a {type(rows).__name__}"
-        raise DataError(f"{path}: holds {what}, not HIL-SERL's list of transitions. Remove it from the folder")
+    if other := _other_content(rows):
+        raise DataError(f"{path}: holds {other}, not HIL-SERL's list of transitions. {WRITE}")
     for i, row in enumerate(rows):
         if type(row) is not dict:
-            raise DataError(f"{path}: transition {i} is a {type(row).__name__}, not a dict; is this another pickle?")
+            raise DataError(f"{path}: transitions[{i}] is {kind_of(row)}, not a dict; is this another pickle?")
         if missing := [k for k in _REQUIRED if k not in row]:
             keys = ", ".join(map(str, row)) or "nothing"
-            raise DataError(f"{path}: transition {i} has no {' and no '.join(missing)}; it has: {keys}")
+            raise DataError(f"{path}: transitions[{i}] has no {' and no '.join(missing)}; it has: {keys}")
         for key in _OBSERVATIONS:
             if type(row[key]) is not dict or STATE not in row[key]:
-                raise DataError(f"{path}: transition {i}: {key} must be a dict with 'state' (SERLObsWrapper makes it)")
+                raise DataError(
+                    f"{path}: transitions[{i}].{key} is {kind_of(row[key])}, not a dict with 'state' (SERLObsWrapper "
+                    "makes it)"
+                )
     cameras, ignored = _cameras(path, rows)
     infos = [info if type(info := row.get("infos")) is dict else None for row in rows]
     reward, done = _scalars(path, rows, "rewards"), _scalars(path, rows, "dones") != 0
     succeeded = [
-        info is not None and "succeed" in info and _number(path, i, "infos['succeed']", info["succeed"]) > 0
+        info is not None and "succeed" in info and _number(path, i, "infos.succeed", info["succeed"]) > 0
         for i, info in enumerate(infos)
     ]
     return Transitions(
-        state=_vectors(path, [row["observations"][STATE] for row in rows], "observations['state']"),
-        next_state=_vectors(path, [row["next_observations"][STATE] for row in rows], "next_observations['state']"),
+        state=_vectors(path, [row["observations"][STATE] for row in rows], "observations.state"),
+        next_state=_vectors(path, [row["next_observations"][STATE] for row in rows], "next_observations.state"),
         action=_vectors(path, [row["actions"] for row in rows], "actions"),
         reward=reward,
         done=done,
@@ -102,8 +107,23 @@ def load_transitions(path: Path) -> Transitions:
         penalised=sum("grasp_penalty" in row | (info or {}) for row, info in zip(rows, infos, strict=True)),
         cameras=cameras,
         ignored=ignored,
+        unread=tuple(sorted({text for row in rows for text in _unread(row.get("infos"))})),
         rows=rows,
     )
+
+
+def _other_content(value: Any) -> str:
+    """What a pickle holds in place of transitions; "" for a list of what may be some."""
+    if type(value) is not list or not value:
+        return "an empty list" if type(value) is list else kind_of(value)
+    first = value[0]
+    if type(first) in (list, tuple):
+        return f"a list of {len(value)} lists, such as of trajectories"
+    actions, rewards = (first.get(k) for k in ("actions", "rewards")) if type(first) is dict else (None, None)
+    several = isinstance(rewards, list | np.ndarray) and np.size(rewards) > 1
+    if isinstance(actions, list) or (isinstance(actions, np.ndarray) and actions.ndim == 2 and several):
+        return f"a list of {len(value)} whole trajectories ({', '.join(map(str, first))})"
+    return ""
 
 
 def _vectors(path: Path, values: list[Any], name: str) -> np.ndarray:
@@ -115,17 +135,22 @@ def _vectors(path: Path, values: list[Any], name: str) -> np.ndarray:
             array = array[0]
         if array.ndim != 1 or array.dtype.kind not in "biuf" or (out and array.shape != out[0].shape):
             expected = f"[{len(out[0])}] as before" if out else "[D] or [1, D]; an observation horizon of 1 is read"
-            raise DataError(f"{path}: transition {i}: {name} is {_kind(value)}, expected numbers of shape {expected}")
+            raise DataError(
+                f"{path}: transitions[{i}].{name} is {kind_of(value)}, expected numbers of shape {expected}"
+            )
         with np.errstate(over="ignore"):
             array = array.astype(np.float32)
         if not np.isfinite(array).all():
-            raise DataError(f"{path}: transition {i}: {name} is not finite. Record the episode again or leave it out")
+            raise DataError(f"{path}: transitions[{i}].{name} is not finite. Record the episode again or leave it out")
         out.append(array)
     return np.stack(out)
 
 
-def _kind(value: Any) -> str:
-    return f"{value.dtype}{[*value.shape]}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
+def _unread(infos: Any) -> Iterator[str]:
+    """Yield the name in a transition of each part of its `infos` that is not read, and what it is."""
+    for name, value in infos.items() if type(infos) is dict else [("", infos)]:
+        if type(name) is Unread or type(value) is Unread:
+            yield f"infos{name and f'.{name}'} ({value if type(value) is Unread else name})"
 
 
 def _scalars(path: Path, rows: list[dict[str, Any]], name: str) -> np.ndarray:
@@ -135,25 +160,23 @@ def _scalars(path: Path, rows: list[dict[str, Any]], name: str) -> np.ndarray:
 def _number(path: Path, i: int, name: str, value: Any) -> float:
     array = np.asarray(value if isinstance(value, bool | int | float | np.generic | np.ndarray) else None)
     if array.size != 1 or array.dtype.kind not in "biuf" or not np.isfinite(array).all():
-        raise DataError(f"{path}: transition {i}: {name} is {_kind(value)}, expected one finite number")
+        raise DataError(f"{path}: transitions[{i}].{name} is {kind_of(value)}, expected one finite number")
     return float(array.reshape(()))
 
 
 def _cameras(path: Path, rows: list[dict[str, Any]]) -> tuple[dict[str, tuple[int, ...]], tuple[str, ...]]:
     """The cameras that every observation has, checked, and the names of the other observations."""
     first = rows[0]["observations"]
-    cameras = {k: v.shape[-3:] for k, v in first.items() if k != STATE and _is_image(v)}
-    if unnamed := [k for k in cameras if type(k) is not str]:
-        raise DataError(f"{path}: a camera's name is {unnamed[0]!r}, which is no text; is this another pickle?")
+    cameras = {k: v.shape[-3:] for k, v in first.items() if type(k) is str and k != STATE and _is_image(v)}
     ignored = tuple(str(k) for k in first if k != STATE and k not in cameras)
     for i, row in enumerate(rows):
         for key in _OBSERVATIONS:
             for camera, shape in cameras.items():
                 value = row[key].get(camera)
                 if not _is_image(value) or value.shape[-3:] != shape:
-                    what = "missing" if value is None else _kind(value)
+                    what = "missing" if value is None else kind_of(value)
                     raise DataError(
-                        f"{path}: transition {i}: {key}[{camera!r}] is {what}, expected uint8{[*shape]} as in the first"
+                        f"{path}: transitions[{i}].{key}.{camera} is {what}, expected uint8{[*shape]} as in the first"
                     )
     return cameras, ignored
 
@@ -198,6 +221,7 @@ class HilSerlSource:
         self._counts: Counter[str] = Counter()
         self._cameras: dict[str, str] = {}  # name here -> name in the files
         self._ignored: tuple[str, ...] = ()
+        self._unread: dict[str, None] = {}  # of all files
         self._interventions: set[bytes] = set()
         self._held: tuple[int, Transitions] | None = None
 
@@ -260,6 +284,7 @@ class HilSerlSource:
             f"{penalised} with a grasp_penalty, which is not part of the reward: not read": count["grasp_penalty"],
             f"cameras renamed: {', '.join(renamed)}": renamed,
             f"observations other than the state and images are not read: {', '.join(self._ignored)}": self._ignored,
+            f"not read, being neither numbers nor texts: {', '.join(self._unread)}": self._unread,
             "colours: RGB, as HIL-SERL's cameras store them; the files do not record it (color=bgr)": no_color,
             "the files record no time: all stamps are 0; hz sets it (HIL-SERL's robots run at 10)": self.hz is None,
         }
@@ -297,6 +322,7 @@ class HilSerlSource:
             known, n = int(t.has_infos.sum()), len(t.done)
             by_name = "file name" if _is_demo(path) or _is_buffer(path) else "nothing"
             by = "demo_buffer" if self._marks and not _is_demo(path) else by_name
+            self._unread.update(dict.fromkeys(t.unread))
             self._counts.update({"transitions": n, "grasp_penalty": t.penalised, "infos": known, by: n - known})
             columns.append((t.state, t.next_state, t.reward, t.done, t.mask, t.success))
         self._firsts = [0, *np.cumsum([len(done) for *_, done, _, _ in columns]).tolist()]
@@ -352,7 +378,10 @@ def _is_buffer(path: Path) -> bool:
 
 
 def _matches(path: Path) -> bool:
-    return path.suffix.lower() in _SUFFIXES if path.is_file() else any(map(_pickles, _folders(path)))
+    if not path.is_file():
+        return any(map(_pickles, _folders(path)))
+    with path.open("rb") as file:  # by its first two bytes: each protocol from 2 on has its number there
+        return path.suffix.lower() in _SUFFIXES or file.read(2) in (b"\x80\2", b"\x80\3", b"\x80\4", b"\x80\5")
 
 
 FORMAT = Format("hil_serl", _matches, HilSerlSource)

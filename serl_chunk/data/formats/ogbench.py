@@ -30,7 +30,15 @@ import numpy as np
 from serl_chunk import extras
 from serl_chunk.data.formats.hdf5_io import ERRORS, FLOOR, MAX_RATIO, file_faults
 from serl_chunk.data.source import Format, ReadOptions, sorted_files, take_fraction
-from serl_chunk.data.validate import Ending, check_columns, check_finite, check_key, imported_episode, make_steps
+from serl_chunk.data.validate import (
+    Ending,
+    check_columns,
+    check_finite,
+    check_key,
+    check_pointer,
+    imported_episode,
+    make_steps,
+)
 from serl_chunk.io import plural
 from serl_chunk.types import STATE, ConfigError, DataError, Episode, Outcome, Source
 
@@ -84,6 +92,7 @@ def load(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
 
 
 def _errors(path: Path) -> contextlib.AbstractContextManager[None]:
+    check_pointer(path)
     return file_faults(path, "not a whole .npz file", "Download the file again", errors=_DAMAGED)
 
 
@@ -343,8 +352,6 @@ def _matches(path: Path) -> bool:
         if path.is_dir():
             first = min((p for p in path.glob("*.npz") if p.is_file()), default=None)
             return first is not None and _matches(first)
-        if path.suffix != ".npz":
-            return False
         with zipfile.ZipFile(path) as file:
             return {f"{k}.npy" for k in _NEEDED} <= set(file.namelist())
     except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError):

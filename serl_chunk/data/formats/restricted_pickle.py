@@ -2,10 +2,11 @@
 
 A pickle is a small program, and Python's unpickler imports and calls the names in it. This module interprets the
 program and looks up, imports or calls nothing: arrays are built from the bytes in the calls that a pickle of numpy
-arrays makes, and what is not on this list is refused with its name.
+arrays makes, and where an object that is not on this list would stand there is an inert `Unread`, with its name.
 
     values      None, bool, int, float, complex, str, bytes, bytearray
-    containers  list, tuple, dict, set, frozenset; keys and members are str or bytes
+    containers  list, tuple, dict, set, frozenset; OrderedDict and defaultdict, read as a dict; keys and members are str
+                or bytes, in place of others there is an `Unread` too
     numpy       ndarray, dtype and scalars of bool, int, uint, float and complex, as numpy 1 and 2 pickle them
     jax, flax   jax.Array, read as the numpy array it holds, and FrozenDict, read as a dict
 
@@ -26,10 +27,12 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from serl_chunk.data.formats.hdf5_io import file_faults
+from serl_chunk.data.validate import check_pointer
 from serl_chunk.types import DataError
 
 _KNOWN_NAMES = {  # by module; all are distinct
     **dict.fromkeys(("builtins", "__builtin__"), ("bytes", "bytearray", "complex", "set", "frozenset")),
+    "collections": ("OrderedDict", "defaultdict"),
     "numpy": ("ndarray", "dtype"),
     **dict.fromkeys(("numpy.core.multiarray", "numpy._core.multiarray"), ("_reconstruct", "scalar")),
     **dict.fromkeys(("numpy.core.numeric", "numpy._core.numeric"), ("_frombuffer",)),
@@ -37,15 +40,8 @@ _KNOWN_NAMES = {  # by module; all are distinct
     "jax._src.array": ("_reconstruct_array",),  # a jax.Array: the numpy array's, and its type
     "flax.core.frozen_dict": ("FrozenDict",),
 }
-_REFUSED = {
-    **dict.fromkeys(("PERSID", "BINPERSID"), "refers to an object outside the file"),
-    **dict.fromkeys(("EXT1", "EXT2", "EXT4"), "names a class by its number in a registry"),
-    **dict.fromkeys(("OBJ", "NEWOBJ", "NEWOBJ_EX"), "makes an object of a class"),
-    **dict.fromkeys(("NEXT_BUFFER", "READONLY_BUFFER"), "keeps an array outside the file"),
-    **dict.fromkeys(("STRING", "BINSTRING", "SHORT_BINSTRING"), "was written by Python 2"),
-    "INST": "makes an object of class {0}",
-}
-_ADMITTED = "only numbers, texts, lists, tuples, dicts and numpy arrays of numbers are read"
+ADMITTED = "only numbers, texts, lists, tuples, dicts and numpy arrays of numbers are read"
+_NAMES = 1000  # of objects that are not read
 _DTYPES = frozenset(("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"))
 
 
@@ -54,11 +50,21 @@ class MalformedPickleError(Exception):
 
 
 class DisallowedPickleError(Exception):
-    """The pickle names something that is not on the list."""
+    """The pickle does what no pickler writes, or needs more memory than a file of its size."""
 
 
 class Global(str):
     """A class or function on the list, as a name: there is nothing to call."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Unread:
+    """Stands where an object would that is not on the list. It holds nothing of the file but a name."""
+
+    what: str  # such as "posix.system"
+
+    def __str__(self) -> str:
+        return self.what
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -79,20 +85,36 @@ class PendingArray:
     memo: list[int] = dataclasses.field(default_factory=list)  # where the memo holds it, to be replaced by the array
 
 
+_UNREAD_KEY = Unread("key that is no text")
+
+
+def kind_of(value: Any) -> str:
+    """Return what a loaded `value` is, for messages of those who cannot use it."""
+    if type(value) in (Unread, Global):
+        return f"{value}, which is not read: {ADMITTED}"
+    return f"{value.dtype}{[*value.shape]}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
+
+
 def _shortened(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in text[:80])
+    text = text[:80]
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
-def _checked_key(value: Any) -> Any:
-    """`value` if it is text: no file can choose the hash of one, and it is cheap."""
-    if type(value) is not str and type(value) is not bytes:
-        raise DisallowedPickleError(f"has a {type(value).__name__.strip('_')} for a key; keys are texts")
-    return value
+def _key(value: Any) -> Any:
+    """`value` if it is text, else an `Unread`: no file can choose the hash of either, and both are cheap."""
+    return value if type(value) in (str, bytes) else _UNREAD_KEY
 
 
 def _call(name: str, arguments: tuple[Any, ...]) -> Any:
-    """The result of a call of a name on the list. Raises DisallowedPickleError for unusual arguments."""
+    """The result of a call of a name on the list, `Unread` where an argument is.
+
+    Raises DisallowedPickleError for arguments that numpy and Python do not pass.
+    """
     types = tuple(type(a) for a in arguments)
+    if name == "defaultdict" and len(arguments) < 2:  # of any factory: it is not called
+        return {}
+    if (unread := next((a for a in arguments if type(a) is Unread), None)) is not None:
+        return unread
     if name == "_reconstruct":
         first = arguments[0] if arguments else None
         if type(first) is Global and first == "ndarray" and arguments[1:] == ((0,), b"b"):
@@ -106,8 +128,7 @@ def _call(name: str, arguments: tuple[Any, ...]) -> Any:
         return dict(arguments[0])
     elif name == "dtype" and types[:1] == (str,) and set(types[1:]) <= {bool, int}:
         if (code := arguments[0]) not in _DTYPES:
-            what = "objects" if code.startswith("O") else f"type {_shortened(code)}"
-            raise DisallowedPickleError(f"holds an array of {what}")
+            return Unread(f"numpy.dtype {_shortened(code)}")
         return PendingDType(code)
     elif name == "scalar" and types == (PendingDType, bytes):
         return _array((), arguments[0], arguments[1])[()]
@@ -122,8 +143,10 @@ def _call(name: str, arguments: tuple[Any, ...]) -> Any:
         return bytearray(*arguments)
     elif name == "complex" and types == (float, float):
         return complex(*arguments)
+    elif name == "OrderedDict" and not arguments:
+        return {}
     elif name in ("set", "frozenset") and types in ((), (list,)):
-        items = map(_checked_key, *arguments) if arguments else ()
+        items = map(_key, *arguments) if arguments else ()
         return set(items) if name == "set" else frozenset(items)
     raise DisallowedPickleError(f"calls {name} in a way that numpy and Python do not")
 
@@ -137,10 +160,15 @@ def _set_order(dtype: PendingDType, state: Any) -> None:
     dtype.order = state[1]
 
 
-def _array_of(state: Any) -> np.ndarray:
-    """Build an array from `state`: (1, shape, dtype, Fortran order, bytes); numpy's oldest pickles lack the 1."""
+def _array_of(state: Any) -> np.ndarray | Unread:
+    """Build an array from `state`: (1, shape, dtype, Fortran order, bytes); numpy's oldest pickles lack the 1.
+
+    One of a dtype that is not on the list is `Unread`.
+    """
     if type(state) is tuple and len(state) in (4, 5):
         shape, dtype, fortran, data = state[-4:]
+        if type(dtype) is Unread:
+            return dtype
         if type(dtype) is PendingDType and type(data) is bytes:
             return _array(shape, dtype, data, "F" if fortran else "C")
     raise DisallowedPickleError("sets an array's state in a way that numpy does not")
@@ -171,7 +199,12 @@ def _array(shape: Any, kind: PendingDType, data: Any, order: str = "C") -> np.nd
 
 
 def load_plain(path: Path) -> Any:
-    """Return the value pickled at `path`, its arrays read-only. Raises DataError for what this module's list lacks."""
+    """Return the value pickled at `path`, its arrays read-only, and `Unread` for what this module's list lacks.
+
+    Who uses a value refuses an `Unread`, with its place. Raises DataError for a file that is no whole pickle, or one
+    that no pickler writes.
+    """
+    check_pointer(path)
     with file_faults(path, "cannot read the file", errors=OSError), path.open("rb") as file:
         return _Machine(path, file, os.fstat(file.fileno()).st_size).run()
 
@@ -209,6 +242,7 @@ class _Machine:
         self._memo: list[Any] = []
         # An empty dict takes 64 times the byte that makes it; transitions hold a container in 10 bytes or more.
         self._containers = 10_000 + size // 4
+        self._unread: dict[str, Unread] = {}  # one for each name, so that they take no memory
         self._at = 0
 
     def run(self) -> Any:
@@ -220,13 +254,13 @@ class _Machine:
                     return self._result()
                 operation = _OPERATIONS.get(name)
                 if operation is None:
-                    raise DisallowedPickleError(_REFUSED.get(name, "uses " + name).format(argument))
+                    raise DisallowedPickleError(f"uses {name}, which no pickler writes")
                 operation(self, argument)
             raise MalformedPickleError("it has no end")
         except DisallowedPickleError as error:
             raise DataError(
                 f"{self._path}: at byte {self._at} the pickle {error}; it was not run, and nothing of this file is "
-                f"used: {_ADMITTED}. Do not open the file with another program unless you trust its author"
+                f"used: {ADMITTED}. Do not open the file with another program unless you trust its author"
             ) from None
         except (MalformedPickleError, ValueError, IndexError, TypeError, OverflowError, MemoryError) as error:
             raise DataError(
@@ -290,7 +324,20 @@ class _Machine:
             raise MalformedPickleError(f"there is no memo {index}")
         self._stack.append(self._memo[index])
 
+    def unread(self, what: str) -> None:
+        """Put an `Unread` on the stack: the same one for one name, and few names, so that they take no memory."""
+        what = what if what in self._unread or len(self._unread) < _NAMES else "another object"
+        self._stack.append(self._unread.setdefault(what, Unread(what)))
+
+    def of_class(self, values: list[Any]) -> None:
+        """Put an object of the class that the first of `values` names in their place."""
+        first = values[0] if values else None
+        named = type(first) in (Unread, Global)
+        self.unread(f"object of {first}" if named else "object of a class")
+
     def extend(self, kind: type, items: Iterable[Any]) -> None:
+        if type(self._top()) is Unread:
+            return
         if type(self._top()) is not kind:
             raise DisallowedPickleError(f"adds items to something that is no {kind.__name__}")
         top = self._stack[-1]
@@ -303,15 +350,19 @@ class _Machine:
                 raise DisallowedPickleError("names something by values that are no texts")
         else:
             module, _, name = argument.partition(" ")
-        if name not in _KNOWN_NAMES.get(module, ()):
-            raise DisallowedPickleError(f"names {_shortened(module)}.{_shortened(name)}")
-        self._stack.append(Global(name))
+        if name in _KNOWN_NAMES.get(module, ()):
+            self._stack.append(Global(name))
+        else:
+            self.unread(f"{_shortened(module)}.{_shortened(name)}")
 
     def reduce(self) -> None:
         function, arguments = self.pop_n(2)
-        if type(function) is not Global or type(arguments) is not tuple:
+        if type(function) is Unread:
+            self._stack.append(function)
+        elif type(function) is not Global or type(arguments) is not tuple:
             raise DisallowedPickleError("calls something that is no function")
-        self.contain(_call(function, arguments))
+        else:
+            self.contain(_call(function, arguments))
 
     def build(self) -> None:
         state, target = self.pop(), self._top()
@@ -321,14 +372,14 @@ class _Machine:
             array = self._stack[-1] = _array_of(state)
             for index in target.memo:
                 self._memo[index] = array
-        else:
+        elif type(target) is not Unread:
             raise DisallowedPickleError("sets the state of an object that is no array")
 
 
 def _pairs(items: list[Any]) -> Iterator[tuple[Any, Any]]:
     if len(items) % 2:
         raise MalformedPickleError("a key has no value")
-    yield from zip(map(_checked_key, items[::2]), items[1::2], strict=True)
+    yield from zip(map(_key, items[::2]), items[1::2], strict=True)
 
 
 _OPERATIONS: dict[str, Callable[[_Machine, Any], Any]] = {
@@ -357,12 +408,22 @@ _OPERATIONS: dict[str, Callable[[_Machine, Any], Any]] = {
     "SETITEM": lambda m, a: m.extend(dict, _pairs(m.pop_n(2))),
     "SETITEMS": lambda m, a: m.extend(dict, _pairs(m.pop_mark())),
     "EMPTY_SET": lambda m, a: m.contain(set()),
-    "ADDITEMS": lambda m, a: m.extend(set, map(_checked_key, m.pop_mark())),
-    "FROZENSET": lambda m, a: m.contain(frozenset(map(_checked_key, m.pop_mark()))),
+    "ADDITEMS": lambda m, a: m.extend(set, map(_key, m.pop_mark())),
+    "FROZENSET": lambda m, a: m.contain(frozenset(map(_key, m.pop_mark()))),
     **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), _Machine.put),
     "MEMOIZE": lambda m, a: m.memoize(),
     **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), _Machine.get),
     **dict.fromkeys(("GLOBAL", "STACK_GLOBAL"), _Machine.name),
     "REDUCE": lambda m, a: m.reduce(),
     "BUILD": lambda m, a: m.build(),
+    "PERSID": lambda m, a: m.unread("object outside the file"),
+    "BINPERSID": lambda m, a: m.of_class(m.pop_n(1)),
+    **dict.fromkeys(("EXT1", "EXT2", "EXT4"), lambda m, a: m.unread("class by its number in a registry")),
+    "NEXT_BUFFER": lambda m, a: m.unread("array outside the file"),
+    "READONLY_BUFFER": lambda m, a: None,
+    **dict.fromkeys(("STRING", "BINSTRING", "SHORT_BINSTRING"), lambda m, a: m.unread("text of Python 2")),
+    "INST": lambda m, a: m.of_class([Unread(_shortened(a)), *m.pop_mark()]),
+    "OBJ": lambda m, a: m.of_class(m.pop_mark()),
+    "NEWOBJ": lambda m, a: m.of_class(m.pop_n(2)),
+    "NEWOBJ_EX": lambda m, a: m.of_class(m.pop_n(3)),
 }

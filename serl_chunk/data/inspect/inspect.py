@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from serl_chunk.data.inspect.results import Dimension, EpisodeInfo, InspectionReport, Issue, episode_info
+from serl_chunk.data.inspect.results import DEPARTURE, Dimension, EpisodeInfo, InspectionReport, Issue, episode_info
 from serl_chunk.data.normalise.running_statistics import Moments, Statistics
 from serl_chunk.data.source import Source
 from serl_chunk.types import STATE, DataError, Episode, Outcome, RobotSpec
@@ -90,6 +90,7 @@ def inspect(
         notes=tuple(source.notes()),
         findings=(),
     )
+    found += [_remark(DEPARTURE, text) for text in getattr(source, "departures", list)()]
     found += [*_camera_issues(findings), *_rate_issues(findings), *_dimension_issues(findings)]
     if tally is not None:
         found += [*_jump_issues(findings, tally.jumps), *_mismatch_issues(findings, tally.mean_distance())]

@@ -14,6 +14,7 @@ from serl_chunk.io import format_duration, plural
 from serl_chunk.types import STATE, DataError, Episode, Outcome, RobotSpec, Source, SparseRows
 
 Severity = Literal["fault", "remark"]
+DEPARTURE = "departure"  # kind of the remark on what another program's reader would not read as ours does
 
 
 class Issue(NamedTuple):

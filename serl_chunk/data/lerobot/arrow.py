@@ -44,7 +44,7 @@ def reading(fault: str, remedy: str = "") -> Iterator[None]:
         yield
     except SerlChunkError:
         raise
-    except (OSError, ValueError, LookupError, TypeError, pa.ArrowException) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, pa.ArrowException) as error:
         raise DataError(f"{fault} ({os_reason(error)}){remedy}") from error
 
 

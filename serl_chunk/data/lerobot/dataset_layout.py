@@ -16,6 +16,7 @@ EXTRA = "complementary_info."
 INTERVENTION = EXTRA + "is_intervention"
 TIMESTAMP, FRAME_INDEX = "timestamp", "frame_index"
 EPISODE_INDEX, INDEX, TASK_INDEX = "episode_index", "index", "task_index"
+AUTOMATIC = (TIMESTAMP, FRAME_INDEX, EPISODE_INDEX, INDEX, TASK_INDEX)  # columns that lerobot adds to every data set
 CHUNK = 1000  # files of a folder
 SIDE = Path("meta/serl_chunk.parquet")
 INFO = Path("meta/info.json")
@@ -36,7 +37,7 @@ SCALARS: dict[str, np.dtype[Any]] = {
     **dict.fromkeys((FRAME_INDEX, EPISODE_INDEX, INDEX, TASK_INDEX), np.dtype(np.int64)),
 }
 """Columns of one value a row, in their order: those of LeRobot last."""
-READ = (STATE, ACTION, *REWARDS, SUCCESS, INTERVENTION, *(EXTRA + n for n in EXTRA_COLUMNS), *list(SCALARS)[-5:])
+READ = (STATE, ACTION, *REWARDS, SUCCESS, INTERVENTION, *(EXTRA + n for n in EXTRA_COLUMNS), *AUTOMATIC)
 """Columns that are read."""
 
 

@@ -1,10 +1,15 @@
-"""A LeRobot data set's own description, checked: lerobot trusts it, and then reads None or a wrong task."""
+"""A LeRobot data set's own description, and where its episodes are.
+
+What must be known to read the rows is required. Where a data set departs from lerobot's conventions and can be read
+all the same, `Index.notes` has what was read, and `Index.departures` what lerobot itself would do.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +18,8 @@ import numpy as np
 from serl_chunk.data.lerobot import dataset_layout as ds
 from serl_chunk.data.lerobot.arrow import pa, pq, reading
 from serl_chunk.data.source import Json
-from serl_chunk.data.validate import first_true
+from serl_chunk.data.validate import check_pointer, first_true
+from serl_chunk.io import plural
 from serl_chunk.types import DataError
 
 _INCOMPLETE = "the data set is not complete (lerobot would download it)"
@@ -22,24 +28,62 @@ _INCOMPLETE = "the data set is not complete (lerobot would download it)"
 class EpisodePlace(NamedTuple):
     """Place of an episode: rows `first <= r < first + length` of a Parquet file."""
 
+    number: int  # its episode_index
     file: Path
     first: int
     length: int
-    from_index: int  # of its first row in the data set
     videos: dict[str, tuple[Path, float]]  # feature -> video and the episode's first second in it
 
 
-class Index(NamedTuple):
-    """A data set's own description."""
+@dataclasses.dataclass(frozen=True)
+class Index:
+    """A data set's own description.
 
-    version: str  # "v3.0" or "v2.1"
+    With `skip_bad` the episodes are the longest prefix whose rows and table agree; `notes` has what is left out.
+    """
+
+    path: Path
+    skip_bad: bool
+    version: str  # as in info.json
     fps: float | None  # steps a second, None where it is not recorded
-    features: Json  # as in info.json
-    tasks: tuple[str, ...]  # texts by task_index
-    episodes: list[EpisodePlace]
+    features: Json  # of the columns that the files have, and of videos: as in info.json, where it declares them
+    tasks: dict[int, str] = dataclasses.field(default_factory=dict)  # texts by task_index
+    episodes: dict[str, EpisodePlace] = dataclasses.field(default_factory=dict)  # by key
+    notes: list[str] = dataclasses.field(default_factory=list)
+    departures: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def v2(self) -> bool:
+        """One file an episode, and tables in JSON: versions 2.0 and 2.1."""
+        return self.version.startswith("v2.")
+
+    @property
+    def videos(self) -> list[str]:
+        return [name for name, feature in self.features.items() if feature.get("dtype") == "video"]
+
+    def lose(self, reason: str) -> None:
+        """Note what is left out for this `reason`; without `skip_bad` raise it as DataError."""
+        if not self.skip_bad:
+            raise DataError(
+                f"{reason}. `serl-chunk data repair {self.path} --out DIR` keeps the episodes that are whole"
+            )
+        self.notes.append(f"left out: {reason}")
+
+    def until_damaged(self, files: Sequence[Path], read: Callable[[Path], Any]) -> list[Any]:
+        """Return what `read` makes of each file: with `skip_bad`, up to the first damaged one."""
+        out: list[Any] = []
+        for file in files:
+            try:
+                out.append(read(file))
+            except DataError as error:
+                if not out:
+                    raise
+                self.lose(str(error))
+                break
+        return out
 
 
-def read_index(path: Path) -> Index:
+def read_index(path: Path, *, skip_bad: bool = False) -> Index:
     """Read the description of the data set in folder `path`. Raises DataError starting with the file at fault."""
     file = path / ds.INFO
     if not file.exists():
@@ -49,163 +93,212 @@ def read_index(path: Path) -> Index:
     if not isinstance(info, dict):
         raise DataError(f"{file}: holds no JSON object")
     version = str(info.get("codebase_version", ""))
-    v21 = version == ds.V21
-    if not version.startswith("v3.") and not v21:
+    if not version.startswith(("v2.", "v3.")):
         raise DataError(
-            f"{file}: codebase_version is {version!r} (expected v3.0 or v2.1). Convert older ones with lerobot: python "
-            "-m lerobot.datasets.v30.convert_dataset_v21_to_v30"
+            f"{file}: codebase_version is {version!r} (expected v3.0, v2.1 or v2.0). Convert older ones with lerobot: "
+            "python -m lerobot.datasets.v30.convert_dataset_v21_to_v30"
         )
     features = info.get("features")
-    if not isinstance(features, dict) or not all(isinstance(f, dict) and "dtype" in f for f in features.values()):
-        raise DataError(f"{file}: has no features, or features without a dtype; it is no LeRobot data set")
-    for name, feature in features.items():
-        shape = feature.get("shape")
-        if shape is not None and not (isinstance(shape, list) and all(isinstance(size, int) for size in shape)):
-            raise DataError(f"{file}: the shape of {name} is {shape!r}, not a list of sizes")
+    if not isinstance(features, dict) or not all(isinstance(feature, dict) for feature in features.values()):
+        raise DataError(f"{file}: has no features, or features that are no JSON objects; it is no LeRobot data set")
     fps = info.get("fps")
     if fps is not None and not (isinstance(fps, int | float) and fps > 0):
         raise DataError(f"{file}: fps is {fps!r}, not a rate in steps a second")
-    known = ds.PATTERNS[ds.V21 if v21 else ds.V30]
+    index = Index(path, skip_bad, version, fps, dict(features))
+    known = ds.PATTERNS[ds.V21 if index.v2 else ds.V30]
     patterns = ds.Patterns(info.get("data_path") or known.data, info.get("video_path") or known.video)
     try:
         ds.file_of(patterns.data, 0), ds.file_of(patterns.video, 0, "camera")
-        if not v21:
+        if not index.v2:
             patterns.video.format(video_key="camera", chunk_index=0, file_index=0)
     except (LookupError, ValueError, AttributeError) as error:
         raise DataError(f"{file}: data_path or video_path is no pattern of file names ({error})") from error
-    videos = [name for name, feature in features.items() if feature["dtype"] == "video"]
-    episodes = _episodes_v21(path, videos, patterns) if v21 else _episodes_v30(path, features, videos, patterns)
-    tasks = _tasks_v21(path / "meta/tasks.jsonl") if v21 else _tasks_v30(path / ds.TASKS)
-    n = info.get("total_episodes", len(episodes))
-    if n != len(episodes):
-        raise DataError(
-            f"{file}: total_episodes is {n}, the table of episodes has {len(episodes)}; the data set is incomplete"
-        )
-    if not episodes:
+    places = _episodes_v2(index, patterns) if index.v2 else _episodes_v30(index, patterns)
+    index.episodes.update((f"episode_{place.number:06d}", place) for place in places)
+    n, there = info.get("total_episodes", len(places)), len(places)
+    if n != there and not index.notes:
+        index.lose(f"{file}: total_episodes is {n}, the table of episodes has {there}: the data set is incomplete")
+    if not places:
         raise DataError(f"{path}: a data set without episodes")
-    return Index(version, fps, features, tasks, episodes)
+    index.tasks.update(_tasks_v2(index) if index.v2 else _tasks_v30(index))
+    return index
 
 
-def check_columns(path: Path, schema: Any, features: Json) -> None:
-    """Raise DataError unless the Parquet file at `path` has the columns that info.json declares, and no others."""
-    declared = {name for name, feature in features.items() if feature["dtype"] != "video"}
-    absent, undeclared = sorted(declared - set(schema.names)), sorted(set(schema.names) - declared)
+def _set_columns(index: Index, *files: Any) -> None:
+    """Make `index.features` those of the columns in these `files` (their metadata), and of videos."""
+    features = index.features
+    found = {field.name: field.type for each in files for field in each.schema.to_arrow_schema()}
+    absent = sorted(name for name in features if name not in found and name not in index.videos)
+    undeclared = sorted(found.keys() - features.keys())
+    if needed := [name for name in absent if name in ds.READ and name not in ds.AUTOMATIC]:
+        raise DataError(
+            f"{index.path / 'data'}: no column {', '.join(needed)} in its files, which meta/info.json declares. Remove "
+            "the feature there or write the data set again"
+        )
     if absent:
-        raise DataError(
-            f"{path}: has no column {', '.join(absent)}, which meta/info.json declares (lerobot would read None). "
-            "Remove the feature there or write the data set again"
-        )
+        text = f"meta/info.json declares {', '.join(absent)}, which the data lack"
+        index.departures.append(f"{text}: lerobot would read None. Remove it there")
     if undeclared:
-        raise DataError(
-            f"{path}: has the column {', '.join(undeclared)}, which meta/info.json does not declare (lerobot would "
-            "refuse it). Declare it there under features, or remove it"
+        text = f"meta/info.json does not declare {', '.join(undeclared)}, which the data have"
+        index.departures.append(f"{text}: lerobot would refuse them. Declare it there under features, or remove it")
+    for name in absent:
+        del features[name]
+    for name, kind in found.items():
+        about = features.setdefault(name, {"dtype": str(getattr(kind, "value_type", kind))})
+        if pa.types.is_fixed_size_list(kind) and not pa.types.is_nested(kind.value_type):
+            features[name] = about | {"shape": [kind.list_size]}  # the rows tell, whatever is declared
+
+
+def _episodes_v2(index: Index, patterns: ds.Patterns) -> list[EpisodePlace]:
+    file = index.path / "meta/episodes.jsonl"
+    lengths: dict[int, int] = {}
+    for line, row in enumerate(_lines(index, file, ("episode_index", "length")), 1):
+        number, length = row["episode_index"], row["length"]
+        if type(number) is not int or type(length) is not int or length < 1 or number in lengths:
+            raise DataError(
+                f"{file}: line {line}: episode_index is {number!r} and length {length!r}, not a new number and a "
+                "number of steps"
+            )
+        lengths[number] = length
+    _check_numbers(index, file, list(lengths))
+    places = []
+    for number, length in sorted(lengths.items()):
+        videos = {key: (index.path / ds.file_of(patterns.video, number, key), 0.0) for key in index.videos}
+        places.append(EpisodePlace(number, index.path / ds.file_of(patterns.data, number), 0, length, videos))
+    if (first := next((place.file for place in places if place.file.exists()), None)) is not None:
+        _set_columns(index, _read(pq.read_metadata, first))
+    return places
+
+
+def _check_numbers(index: Index, file: Path, numbers: list[int]) -> None:
+    if numbers != list(range(len(numbers))):
+        text = f"{file}: its episodes are numbered {', '.join(map(str, numbers[:8]))}"
+        index.departures.append(
+            f"{text}: lerobot would take row i for episode i. Sort it, and number them without holes"
         )
 
 
-def _episodes_v21(path: Path, videos: list[str], patterns: ds.Patterns) -> list[EpisodePlace]:
-    file = path / "meta/episodes.jsonl"
-    rows = _lines(file, ("episode_index", "length"))
-    if [row["episode_index"] for row in rows] != list(range(len(rows))):
-        raise DataError(f"{file}: line i must be episode i, from 0 on and without holes")
-    out, start = [], 0
-    for i, length in enumerate(row["length"] for row in rows):
-        if type(length) is not int or length < 1:
-            raise DataError(f"{file}: line {i + 1}: length is {length!r}, not a number of steps")
-        places = {key: (path / ds.file_of(patterns.video, i, key), 0.0) for key in videos}
-        out.append(EpisodePlace(path / ds.file_of(patterns.data, i), 0, length, start, places))
-        start += length
-    return out
-
-
-def _episodes_v30(path: Path, features: Json, videos: list[str], patterns: ds.Patterns) -> list[EpisodePlace]:
+def _episodes_v30(index: Index, patterns: ds.Patterns) -> list[EpisodePlace]:
+    path = index.path
     tables = _several(path, "meta/episodes")
     columns = _read(pq.read_metadata, tables[0]).schema.to_arrow_schema().names
     parts = ("chunk_index", "file_index", "from_timestamp")
-    needed = [ds.EPISODE_INDEX, "length", *(f"videos/{key}/{part}" for key in videos for part in parts)]
+    filmed = {key: [f"videos/{key}/{part}" for part in parts] for key in index.videos}
+    filmed = {key: names for key, names in filmed.items() if set(names) <= set(columns)}
+    needed = [ds.EPISODE_INDEX, "length", *(name for names in filmed.values() for name in names)]
     if missing := [name for name in needed if name not in columns]:
         raise DataError(f"{tables[0]}: has no column {missing[0]}; the table of episodes is not complete")
     wanted = [*needed, *({"dataset_from_index"} & set(columns))]
-    table = pa.concat_tables([_read(pq.read_table, each, columns=wanted) for each in tables])
+    read = index.until_damaged(tables, lambda each: _read(pq.read_table, each, columns=wanted))
+    table = pa.concat_tables(read)
     column = {name: _whole(tables[0], name, table.column(name)) for name in wanted}
-    number = column[ds.EPISODE_INDEX]
-    if (i := first_true(number != np.arange(len(number)))) is not None:
-        raise DataError(
-            f"{tables[0]}: row {i} is episode {int(number[i])}; lerobot takes row i for episode i. Sort "
-            "the table, and number the episodes from 0 on without holes"
-        )
-    lengths = column["length"].astype(np.int64)
-    if (lengths < 1).any():
-        raise DataError(f"{tables[0]}: episode {int(np.argmin(lengths))} has no steps. Remove it")
+    _check_numbers(index, tables[0], column[ds.EPISODE_INDEX].tolist())
+    order = np.argsort(column[ds.EPISODE_INDEX], kind="stable")
+    column = {name: values[order] for name, values in column.items()}
+    number, lengths = column[ds.EPISODE_INDEX], column["length"].astype(np.int64)
+    if (i := first_true(np.diff(number) == 0)) is not None:
+        raise DataError(f"{tables[0]}: two rows are of episode {int(number[i])}. Remove one")
+    if (i := first_true(lengths < 1)) is not None:
+        raise DataError(f"{tables[0]}: episode {int(number[i])} has no steps. Remove it")
     start = np.concatenate([[0], np.cumsum(lengths)])
+    files = _several(path, "data")
+    about = index.until_damaged(files, lambda file: _read(pq.read_metadata, file))
+    _set_columns(index, *about)
     first = column.get("dataset_from_index")
     if first is not None and (i := first_true(first != start[:-1])) is not None:
-        raise DataError(
-            f"{tables[0]}: episode {i} begins at row {int(first[i])} of the data set (expected {int(start[i])}, by the "
-            "lengths of those before it)"
+        text = (
+            f"{tables[0]}: episode {int(number[i])} begins at row {int(first[i])} of the data set, by the lengths of "
         )
-    files, rows = _several(path, "data"), []
-    for file in files:
-        about = _read(pq.read_metadata, file)
-        check_columns(file, about.schema.to_arrow_schema(), features)
-        rows.append(about.num_rows)
-    ends = np.cumsum(rows)
-    if ends[-1] != start[-1]:
-        raise DataError(
-            f"{path / 'data'}: {int(ends[-1])} rows in {len(files)} files, the episodes have {int(start[-1])}; a file "
-            "is missing or was not written to its end"
-        )
+        text += f"those before it at {int(start[i])}"
+        if ds.EPISODE_INDEX not in index.features:  # else the rows themselves tell
+            raise DataError(f"{text}. Correct dataset_from_index or length")
+        index.departures.append(f"{text}: lerobot would read other rows. Correct dataset_from_index")
+    ends = np.cumsum([each.num_rows for each in about])
     file_of = np.searchsorted(ends, start[:-1], side="right")
-    if (i := first_true(start[1:] > ends[file_of])) is not None:
-        raise DataError(
-            f"{files[int(file_of[i])]}: episode {i} begins in this file and ends in the next. "
-            "Write the data set again with whole episodes a file"
+    kept = len(number)
+    if ends[-1] != start[-1]:
+        kept = int(np.searchsorted(start[1:], ends[-1], side="right"))
+        index.lose(
+            f"{path / 'data'}: {int(ends[-1])} rows in {plural(len(about), 'file')}, the episodes have "
+            f"{int(start[-1])}{_listed(number[kept:])}; a file is missing or was not written to its end"
         )
+    if (i := first_true(start[1 : kept + 1] > ends[file_of[:kept]])) is not None:
+        index.lose(
+            f"{files[int(file_of[i])]}: episode {int(number[i])} begins in this file and ends in the next"
+            f"{_listed(number[i:])}; files hold whole episodes"
+        )
+        kept = i
 
     def video(key: str, i: int) -> tuple[Path, float]:
-        chunk, number, second = (column[f"videos/{key}/{part}"][i] for part in parts)
-        name = patterns.video.format(video_key=key, chunk_index=int(chunk), file_index=int(number))
+        chunk, file, second = (column[name][i] for name in filmed[key])
+        name = patterns.video.format(video_key=key, chunk_index=int(chunk), file_index=int(file))
         return path / name, float(second)
 
-    rows_before = np.concatenate([[0], ends])[file_of]
     return [
-        EpisodePlace(files[int(file)], int(begin - before), int(n), int(begin), {key: video(key, i) for key in videos})
-        for i, (file, before, begin, n) in enumerate(zip(file_of, rows_before, start[:-1], lengths, strict=True))
-    ]
-
-
-def _tasks_v30(path: Path) -> tuple[str, ...]:
-    """lerobot takes row i for task i, and pandas' index of the table for the texts."""
-    schema = _read(pq.read_metadata, path).schema.to_arrow_schema()
-    remedy = "Write it with pandas: DataFrame({'task_index': ...}, index=texts).to_parquet"
-    try:
-        about = json.loads((schema.metadata or {}).get(b"pandas", b"{}"))
-    except ValueError as error:
-        raise DataError(f"{path}: pandas' description of the table's index is damaged ({error}). {remedy}") from error
-    listed = about.get("index_columns") if isinstance(about, dict) else None
-    index = listed[0] if isinstance(listed, list) and listed else None
-    if not isinstance(index, str) or index not in schema.names or ds.TASK_INDEX not in schema.names:
-        raise DataError(
-            f"{path}: the tasks' texts are not the table's pandas index (columns: {', '.join(schema.names)}), so that "
-            f"lerobot would read numbers for texts. {remedy}"
+        EpisodePlace(
+            int(number[i]), files[int(file_of[i])], int(start[i] - (ends[file_of[i] - 1] if file_of[i] else 0)),
+            int(lengths[i]), {key: video(key, i) for key in filmed},
         )
-    table = _read(pq.read_table, path, columns=[ds.TASK_INDEX, index])
-    numbers, texts = table.column(ds.TASK_INDEX).to_pylist(), table.column(index).to_pylist()
+        for i in range(kept)
+    ]  # fmt: skip
+
+
+def _listed(numbers: np.ndarray) -> str:
+    return f" (episodes {', '.join(map(str, numbers.tolist()))})" if len(numbers) else ""
+
+
+def _tasks_v30(index: Index) -> dict[int, str]:
+    """Find the texts: pandas' index of the table, where lerobot looks, else a column of texts."""
+    path = index.path / ds.TASKS
+    if not path.exists():
+        return _no_tasks(index, path)
+    table = _read(pq.read_table, path)
+    texts = [field.name for field in table.schema if "string" in str(field.type)]
+    try:
+        about = json.loads((table.schema.metadata or {}).get(b"pandas", b"{}"))
+        listed = about["index_columns"][0]
+    except (ValueError, LookupError, TypeError):
+        listed = None
+    names = [name for name in (listed, "__index_level_0__", "task", *texts) if name in texts]
+    if not names:
+        columns = ", ".join(table.column_names)
+        index.notes.append(f"{path}: has no column of texts (it has: {columns}): task sets the text")
+        return {}
+    if listed not in texts:
+        index.notes.append(f"{path}: has no pandas index of texts: the tasks' texts are its column {names[0]}")
+        index.departures.append(
+            f"{path}: the tasks' texts are not the table's pandas index: lerobot would read numbers for texts. Write "
+            "it with pandas: DataFrame({'task_index': ...}, index=texts).to_parquet"
+        )
+    given = ds.TASK_INDEX in table.column_names
+    numbers = table.column(ds.TASK_INDEX).to_pylist() if given else list(range(table.num_rows))
     if numbers != list(range(len(numbers))):
-        raise DataError(
+        index.departures.append(
             f"{path}: task_index is {numbers[:8]}: lerobot takes row i for task i and would read wrong texts. Sort the "
             "table, and number the tasks from 0 on without holes"
         )
-    if not all(isinstance(text, str) for text in texts):
-        raise DataError(f"{path}: its index holds {type(texts[0]).__name__}, not the tasks' texts")
-    return tuple(texts)
+    return _texts(path, zip(numbers, table.column(names[0]).to_pylist(), strict=True))
 
 
-def _tasks_v21(path: Path) -> tuple[str, ...]:
-    rows = _lines(path, ("task_index", "task"))
-    texts = {row["task_index"]: str(row["task"]) for row in rows if type(row["task_index"]) is int}
-    if sorted(texts) != list(range(len(rows))):
-        raise DataError(f"{path}: tasks must be numbered from 0 on, without holes")
-    return tuple(texts[i] for i in range(len(texts)))
+def _tasks_v2(index: Index) -> dict[int, str]:
+    path = index.path / "meta/tasks.jsonl"
+    if not path.exists():
+        return _no_tasks(index, path)
+    rows = _lines(index, path, ("task_index", "task"))
+    return _texts(path, ((row["task_index"], row["task"]) for row in rows))
+
+
+def _no_tasks(index: Index, path: Path) -> dict[int, str]:
+    index.notes.append(f"{path}: no such file: the texts of the tasks are not known; task sets one")
+    return {}
+
+
+def _texts(path: Path, rows: Iterable[tuple[Any, Any]]) -> dict[int, str]:
+    out: dict[int, str] = {}
+    for number, text in rows:
+        if type(number) is not int or out.setdefault(number, text) != text:
+            raise DataError(f"{path}: task_index {number!r} is no number, or has two texts. Number the tasks anew")
+    return {number: str(text or "") for number, text in out.items()}
 
 
 def _several(path: Path, folder: str) -> list[Path]:
@@ -215,14 +308,16 @@ def _several(path: Path, folder: str) -> list[Path]:
 
 
 @contextlib.contextmanager
-def _reading(path: Path, fault: str) -> Iterator[None]:
-    with reading(f"{path}: {fault}"):
+def _reading(path: Path, fault: str, remedy: str = "") -> Iterator[None]:
+    with reading(f"{path}: {fault}", remedy):
         if not path.exists():
             raise DataError(f"{path}: no such file; {_INCOMPLETE}")
+        check_pointer(path)
         yield
 
 
-def _lines(path: Path, fields: tuple[str, ...]) -> list[Json]:
+def _lines(index: Index, path: Path, fields: tuple[str, ...]) -> list[Json]:
+    """Return `fields` of each line: with `skip_bad`, up to the first damaged one."""
     out = []
     with _reading(path, "cannot be read"):
         text = path.read_text(encoding="utf-8")
@@ -231,13 +326,14 @@ def _lines(path: Path, fields: tuple[str, ...]) -> list[Json]:
             row = json.loads(line)
             out.append({field: row[field] for field in fields})
         except (ValueError, LookupError, TypeError) as error:
-            raise DataError(f"{path}: line {number} is damaged ({error}); valid: {', '.join(fields)}") from error
+            index.lose(f"{path}: line {number} is damaged ({error}); valid: {', '.join(fields)}")
+            break
     return out
 
 
 def _read(read: Callable[..., Any], path: Path, **options: Any) -> Any:
     """Return what pyarrow's `read` makes of a Parquet file."""
-    with _reading(path, "the file is truncated, damaged or not Parquet"):
+    with _reading(path, "the file is truncated, damaged or not Parquet", ". Copy or download it again"):
         return read(str(path), **options)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from serl_chunk.data.frames import FileVersion, Frames, OpenFiles, Shape
 from serl_chunk.data.lerobot.arrow import LateModule
+from serl_chunk.io import os_reason
 from serl_chunk.types import DataError
 
 _QUALITY = 20  # x264's quantiser: 18 is visually lossless
@@ -144,13 +145,13 @@ class VideoFrames(Frames):
             raise DataError(f"{self._where}, step {at}: {error}") from error
         except (OSError, ValueError, ArithmeticError, av.FFmpegError) as error:
             raise DataError(
-                f"{where}: the frame at {seconds:.4f} s cannot be decoded ({error}): the video is truncated or "
-                "damaged, or PyAV lacks its codec"
+                f"{where}: the frame at {seconds:.4f} s cannot be decoded ({os_reason(error)}): the video is truncated "
+                "or damaged, or PyAV lacks its codec"
             ) from error
         if abs(found - seconds) > self._tolerance_s:
             raise DataError(
-                f"{where}: no frame at {seconds:.4f} s, the next one is at {found:.4f} s; the time stamps of the data "
-                "set and its video do not agree"
+                f"{where}: no frame at {seconds:.4f} s, the next one is at {found:.4f} s: more than "
+                f"{self._tolerance_s:.3g} s away. Raise tolerance_s, or leave the video out of cameras"
             )
         if image.shape != self.shape[1:]:
             raise DataError(

@@ -171,7 +171,8 @@ class PhaseTrainer(Trainer):
         if self.phase_updates < total:
             wanted = self._agent.wants().get(name, BatchSpec(next_observations=name == "critic"))
             batch = self._next_batches({name: wanted._replace(each=True)}, n)[name]
-            learner.state, metrics = update(learner.state, learner.base, batch)
+            with learner.stats.first_call(f"updates of the {name}"):
+                learner.state, metrics = update(learner.state, learner.base, batch)
             self.phase_updates += n
             learner.updated(n, metrics)
         if self.phase_updates >= total:
@@ -185,15 +186,19 @@ class PhaseTrainer(Trainer):
 
     def _begin_online(self) -> None:
         """Keep everything learnt so far; the first snapshot lets the actors begin."""
-        self._offline_updates = self._learner.updates
+        learner = self._learner
+        self._offline_updates = learner.updates
+        if self._config.pretrain_steps or learner.updates:
+            learner.check_policy()
         self._enter(Phase.DONE if self._config.online_steps == 0 else Phase.WARMUP)
-        self._learner.publish()
-        self._learner.checkpoint()  # at step 0: what imitation alone achieves
+        learner.publish()
+        learner.checkpoint()  # at step 0: what imitation alone achieves
 
     def _update(self) -> None:
         learner, n = self._learner, self._config.cta_ratio
         batches = self._next_batches(self._agent.wants(), n)
-        learner.state, metrics = self._agent.update(learner.state, learner.base, batches)
+        with learner.stats.first_call("updates"):
+            learner.state, metrics = self._agent.update(learner.state, learner.base, batches)
         learner.updates += n
         learner.updated(n, metrics)
         self._data.advance(n)

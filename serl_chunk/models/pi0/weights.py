@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from serl_chunk.config.agents.pi0 import Pi0Config
+from serl_chunk.io import os_reason
 from serl_chunk.models.pi0.tree import LORA_A, LORA_B, leaves
 from serl_chunk.types import ConfigError
 
@@ -67,6 +68,6 @@ def read(
                     array = array.view(ml_dtypes.bfloat16)
                 out[path] = jnp.array(array, leaf.dtype)
     except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
-        what = f"{file} cannot be read as parameters of pi0: {error}. Make it with `serl-chunk pi0 import`"
+        what = f"{file} cannot be read as parameters of pi0: {os_reason(error)}. Make it with `serl-chunk pi0 import`"
         raise ConfigError(what, parameter=_PARAMETER) from error
     return out

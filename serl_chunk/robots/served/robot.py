@@ -201,6 +201,9 @@ class ServedRobot(RobotEnv):
         """Return the first observation of an episode."""
         return self._observe()
 
+    def restart_limit(self) -> None:
+        self.tick = 0
+
     def rest(self) -> None:
         self._release()
 

@@ -69,6 +69,7 @@ def build_report(run_dir: str | os.PathLike[str]) -> Path:
         facts([*head, *_robot_time_facts(spent)], large=2),
         *(note(text) for count, text in ((metrics.superseded, resumed), (metrics.bad_lines, damaged)) if count),
         *_figures(metrics, limits),
+        tables.checks_section(run),
         section("Evaluations", *map(note, _spreads(metrics)), _evaluations(metrics, run), key="evaluations"),
         tables.episodes_section(run, metrics, config),
         section("Origin", table(("", "last process"), tables.origin(config)), key="origin"),
@@ -189,10 +190,13 @@ def _evaluation_sentence(rows: Sequence[Row]) -> str:
     known = [row for row in rows if row.get("success_rate") is not None]
     if not known:
         return "not evaluated yet"
-    row = max(known, key=lambda r: (r.get("mode") == "mean", not r.get("arm"), known.index(r)))
+    row = max(enumerate(known), key=lambda r: (r[1].get("mode") == "mean", not r[1].get("arm"), r[0]))[1]
+    same = (r for r in known if _policy(r) == _policy(row) and r["step"] < row["step"])
+    first = min(same, key=lambda r: r["step"], default=None)
+    before = f"; checkpoint {first.get('checkpoint')}: {_percent(first['success_rate'])}" if first else ""
     return (
         f"{_percent(row['success_rate'])} success in {row.get('n')} episodes (95 % Wilson interval {_interval(row)}), "
-        f"{_policy(row)} policy of checkpoint {row.get('checkpoint')}"
+        f"{_policy(row)} policy of checkpoint {row.get('checkpoint')}{before}"
     )
 
 

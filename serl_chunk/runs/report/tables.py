@@ -21,6 +21,7 @@ from serl_chunk.config.overrides import to_dict
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.io import atomic_write, plural
 from serl_chunk.runs.episodes import RunSource
+from serl_chunk.runs.evaluations import CHECKS
 from serl_chunk.runs.folder import CONFIG, OWN_FIELDS, read_config
 from serl_chunk.runs.metrics import Row, RunMetrics, read_metrics, succeeded_alone
 from serl_chunk.types import IMAGE_PREFIX, DataError, Episode, Source
@@ -34,8 +35,10 @@ TRAINING_FILMS = Path(VIDEOS) / "training" / "films.json"
 NOT_RECORDED = "not recorded"
 SHOWN = 20  # episodes of a table before the fold
 FOLDED = 1_000  # and behind it
-PLAYED = 4  # films of a table with a player; the others are links
-_COLUMNS = ("episode", "outcome", "steps", "return", "human", "after", "film")
+PLAYED = 6  # films of a table with a player; the others are links
+EPISODES_PAGE = "episodes.html"  # in a run folder: the viewer's page of some training episodes
+EPISODES_IN_PAGE = "episodes.json"  # the number in that page of each of them, by its number in the metrics
+_COLUMNS = ("episode", "outcome", "steps", "return", "human", "after")
 
 
 def read_settings(run: Path) -> dict[str, Any]:
@@ -109,6 +112,35 @@ def control_hz(config: Mapping[str, Any]) -> float | None:
     return next(map(float, found), None)
 
 
+_CHECK_COLUMNS = ("number", "policy", "repeated command", "mean command", "at a limit alone")
+
+
+def checks_section(run: Path) -> Html:
+    """Build the open-loop checks of a run's checkpoints: what each found, and the errors of the newest one."""
+    checks = []
+    for file in (run / CHECKS).glob("*.json"):
+        try:
+            check = json.loads(file.read_text())
+            rows = [
+                (d["name"], *(f"{d[e]:.4g}" for e in ("error", "held_error", "mean_error")), f"{d['saturated']:.1%}")
+                for d in check["dimensions"]
+            ]
+            kind = "fault" if check["findings"] else None
+            lines = [element("p", line, class_=kind) for line in check["lines"]]
+            checks.append((int(check["checkpoint"]), lines, rows))
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            logger.warning("%s is left out of the report: %r", file, error)
+    checks.sort(key=lambda check: check[0])
+    lines = [line for _, lines, _ in checks for line in lines]
+    about = (
+        "Chunks decided on recorded observations against the recorded actions, mean absolute errors in the robot's "
+        "units: of the policy, of a command that stays as it is, of the demonstrations' mean command."
+    )
+    none = "No policy was compared with demonstrations: serl-chunk check-policy does."
+    table_ = fold(about, table(_CHECK_COLUMNS, checks[-1][2])) if checks else note(none)
+    return section("Policy against demonstrations", *lines, table_, key="check")
+
+
 def episodes_section(run: Path, metrics: RunMetrics, config: Mapping[str, Any]) -> Html:
     """Build the episodes of evaluations and of training, newest first, with their films next to the page."""
     hz = control_hz(config)
@@ -122,20 +154,31 @@ def episodes_section(run: Path, metrics: RunMetrics, config: Mapping[str, Any]) 
     ):
         films = [(row.film, row.caption) for row in rows if row.film]
         filmed = filmed or bool(films)
-        cells = [(*row[:-2], element("a", "film", href=row.film) if row.film else "") for row in rows[: SHOWN + FOLDED]]
+        links = [name for name in ("film", "viewer") if any(getattr(row, name) for row in rows)]
+        columns = (*_COLUMNS, *links)
+        listed = rows[: SHOWN + FOLDED]
+        cells = [(*row[: len(_COLUMNS)], *(_link(name, getattr(row, name)) for name in links)) for row in listed]
         more = cells[SHOWN:]
         parts += [
             element("h3", title),
             element("div", *(film(*each) for each in films[:PLAYED]), class_="films"),
-            table(_COLUMNS, cells[:SHOWN], missing),
-            fold(plural(len(more), "earlier episode"), table(_COLUMNS, more)) if more else Html(),
+            table(columns, cells[:SHOWN], missing),
+            fold(plural(len(more), "earlier episode"), table(columns, more)) if more else Html(),
         ]
     how = "evaluations by learner.video_episodes or --save_video, training episodes by serl-chunk report --films N"
     none = f"No film. Films are made of {how}."
     legend = join([about, element("span", "a human acts", class_="human")]) if filmed else none
+    if not (run / EPISODES_PAGE).exists():
+        parts.append(
+            note("Training episodes are played in the viewer: serl-chunk report --episodes N links some here.")
+        )
     if seams := _seams(metrics):
         parts.append(note(seams))
     return section("Episodes", note(legend), *parts, key="episodes")
+
+
+def _link(text: str, address: str) -> Html | str:
+    return element("a", text, href=address) if address else ""
 
 
 def _seams(metrics: RunMetrics) -> str:
@@ -161,13 +204,13 @@ class _Episode(NamedTuple):
     after: str
     caption: str
     film: str  # address relative to the run folder; empty without a film
+    viewer: str = ""  # the same, of the viewer's page
 
 
 def _trained(run: Path, metrics: RunMetrics) -> list[_Episode]:
-    try:
-        films = {entry["number"]: entry["file"] for entry in json.loads((run / TRAINING_FILMS).read_text())}
-    except (OSError, ValueError, LookupError, TypeError):
-        films = {}
+    films, pages = (
+        {e["number"]: e["file"] for e in _entries(run / file)} for file in (TRAINING_FILMS, EPISODES_IN_PAGE)
+    )
     rows = []
     for row in reversed(metrics["episode"]):
         number, length = row["number"], row.get("episode/l") or 0
@@ -177,8 +220,17 @@ def _trained(run: Path, metrics: RunMetrics) -> list[_Episode]:
         caption = f"training episode {number}: {outcome}, {plural(length, 'step')}, human {human}"
         film = _existing(run, TRAINING_FILMS.parent / films[number]) if number in films else ""
         after = f"{row['env_steps']:,} steps"
-        rows.append(_Episode(name, outcome, length, _number(row.get("episode/r")), human, after, caption, film))
+        ret = _number(row.get("episode/r"))
+        rows.append(_Episode(name, outcome, length, ret, human, after, caption, film, pages.get(number, "")))
     return rows
+
+
+def _entries(file: Path) -> list[dict[str, Any]]:
+    """Return the entries of a list of numbers and files; none where it is absent or damaged."""
+    try:
+        return [each for each in json.loads(file.read_text()) if each.keys() >= {"number", "file"}]
+    except (OSError, ValueError, AttributeError, TypeError):
+        return []
 
 
 def _evaluated(run: Path) -> list[_Episode]:
@@ -248,23 +300,29 @@ def _length(row: Row) -> int:
     return int(row.get("episode/l") or 0)
 
 
+def recorded_episodes(run: Path, source: RunSource) -> list[tuple[str, int]]:
+    """Return key and number of the training episodes that the journal has, the newest first.
+
+    An episode belongs to the row of `metrics.jsonl` in the same place, counted from the end, if their lengths agree;
+    others are left out. Raises DataError (no `metrics.jsonl`).
+    """
+    keys = [key for key in source.keys() if not source.about(key).demonstration]  # those have no row
+    both = zip(reversed(keys), reversed(read_metrics(run)["episode"]), strict=False)
+    return [(key, row["number"]) for key, row in both if row.get("episode/l") == source.about(key).length]
+
+
 def film_training_episodes(run: Path, n: int) -> int:
     """Film the newest `n` training episodes that have frames to `videos/training/`, and return their number.
 
-    An episode belongs to the row of `metrics.jsonl` in the same place, counted from the end, if their lengths agree;
-    others are not filmed. Raises ConfigError (no journal, or no ffmpeg), DataError (no `metrics.jsonl`) and VideoError.
+    They are those of `recorded_episodes`. Raises as that, ConfigError (no journal, or no ffmpeg) and VideoError.
     """
     ffmpeg_program()
-    source, rows = RunSource(run), read_metrics(run)["episode"]
+    source = RunSource(run)
     folder = (run / TRAINING_FILMS).parent
     entries: list[dict[str, Any]] = []
-    keys = [key for key in source.keys() if not source.about(key).demonstration]  # those have no row
-    for back, key in enumerate(reversed(keys), 1):
-        if len(entries) == n or back > len(rows):
+    for key, number in recorded_episodes(run, source):
+        if len(entries) == n:
             break
-        row, number = rows[-back], rows[-back]["number"]
-        if row.get("episode/l") != source.about(key).length:
-            continue
         name = f"{number:06d}.mp4"
         if not (folder / name).exists():
             try:

@@ -131,6 +131,7 @@ class LearnerStatus:
     def __init__(self) -> None:
         self.finished: str | None = None  # why training is over
         self.stalled = ""  # why the learner takes no records now
+        self.busy = ""  # what takes it minutes, in which no more steps are allowed
         self.allowance: int | None = None  # steps the session may have recorded in all; None for no limit
         self.connections = 0
         self._allowance_number = 0  # of the newest allowance of this connection
@@ -151,7 +152,7 @@ class LearnerStatus:
         self._take_allowance(h)
         finished = codec.field(h, "finished", (str, type(None)))
         self.finished = None if finished is None else codec.shown(finished)
-        self.stalled = codec.shown(codec.text(h, "stalled"))
+        self.stalled, self.busy = (codec.shown(codec.text(h, name)) for name in ("stalled", "busy"))
 
     def _take_allowance(self, h: dict[str, Any]) -> None:
         allowance, number = codec.field(h, "allowance", (int, type(None))), codec.count(h, "allowance_number")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import socket
 import time
 import uuid
 from collections.abc import Callable
@@ -99,13 +98,8 @@ class LearnerLink(Connection):
                 "it, or lower robot.max_episode_steps or the cameras' size.",
                 parameter="transport.spool_bytes",
             )
-        try:
-            socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError) as e:
-            why = e.strerror if isinstance(e, OSError) else "no name is like that"
-            raise ConfigError(
-                f"no such host: {host!r} ({why}). Give the learner's name or IP address.", parameter="ip"
-            ) from e
+        if unknown := sockets.unknown_host(host):
+            raise ConfigError(unknown, parameter="ip")
         out = Outbox(config, spools, largest_episode_bytes)
         about = (uuid.uuid4().hex, 1, actor_id, dict(contract), "", -1, 0, 0, 0, 0)
         super().__init__(config, Address(host, port), Hello(*about, demonstrations=demonstrations), out, keys)

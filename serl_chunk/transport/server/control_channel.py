@@ -331,6 +331,7 @@ class ControlChannel:
         return {
             "next": self._receiver.safe(session),
             "stalled": self._receiver.waits(self._config.heartbeat),  # no reason for an actor to connect anew
+            "busy": self._handler.busy(),
             **self._receiver.allowance_fields(session),
             "finished": self.finished,
             "run": self._run_id,

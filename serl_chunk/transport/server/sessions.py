@@ -288,7 +288,7 @@ class ServerHandler:
     """Takes what a server receives, and supplies what it sends; this one stores nothing and has no limits.
 
     The data thread calls `on_record` and `on_silent`: where they are slow, acknowledgements wait and nothing else. The
-    control thread calls `welcome` and `digests`, both call `allowance`, and `fetch` has a thread of its own. An
+    control thread calls `welcome`, `digests` and `busy`, both call `allowance`, and `fetch` has a thread of its own. An
     unforeseen exception stops the server, but for one of `fetch`.
     """
 
@@ -315,6 +315,10 @@ class ServerHandler:
         Called often. Each change is sent: return the same while that suffices.
         """
         return None
+
+    def busy(self) -> str:
+        """Why no allowance grows for minutes; empty where it may. The control thread calls it with each status."""
+        return ""
 
     def fetch(self, step: str) -> tuple[Snapshot, dict[str, Any]]:
         """The checkpoint named "latest", "best" or by its step; a SerlChunkError is sent in its place."""

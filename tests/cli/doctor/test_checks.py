@@ -6,18 +6,23 @@ import dataclasses
 import time
 from typing import Any
 
+import easyhid.easyhid
+import evdev_stand_in
+import fake_hid
 import pytest
 from robot_cameras import PublishedCamera
 from robot_limits import GRIPPERS, HIGH, LOW, J
 from robot_served import HERE, free_port, served, until
 from robot_world import TICK
 
-from serl_chunk.cli.doctor import checks
+from serl_chunk.cli.doctor import checks, operator
 from serl_chunk.cli.doctor import served as doctor
 from serl_chunk.cli.doctor.checks import Bandwidth, Check, check_bandwidth, check_devices, check_snapshots, check_spool
+from serl_chunk.cli.doctor.operator import check_operator
 from serl_chunk.cli.doctor.served import check_served
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import load_experiment
+from serl_chunk.config.operator import OperatorConfig
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.outcomes.robot import spec_of
 from serl_chunk.transport.storage import journal
@@ -113,6 +118,52 @@ def test_devices_of_a_simulator_and_cameras(tmp_path):
     (tmp_path / "dev" / "video3").write_text("")
     _, check = check_devices(real("wrist"), spec_of(FAKE), tmp_path)
     assert (check.status, "dev/video3" in check.said) == ("ok", True)
+
+
+def operated(intervention: str = "none", **operator: str) -> ExperimentConfig:
+    actor = dataclasses.replace(FAKE.actor, intervention=intervention)
+    return dataclasses.replace(FAKE, actor=actor, operator=OperatorConfig(**operator))
+
+
+@pytest.fixture
+def inputs(tmp_path):
+    with fake_hid.installed(tmp_path) as hid, evdev_stand_in.installed(tmp_path) as inputs:
+        yield hid, inputs
+
+
+@pytest.mark.parametrize(("config", "said", "remedy"), [
+    (operated("spacemouse"), ("actor.intervention", "libhidapi"), "Run: sudo apt install libhidapi-hidraw0"),
+    (operated("keyboard"), ("device.paths", "names no device"), "/dev/input/by-id"),
+    (operated("telepathy"), ("actor.intervention", "telepathy"), "correct"),
+    (operated(pedal="Foot"), ("operator.pedal", "no such device"), "Is it plugged in"),
+    (operated(attention="alarm.json"), ("operator.attention", "alarm.json"), ""),
+])  # fmt: skip
+def test_what_an_actors_operator_lacks_is_named_with_the_setting(inputs, monkeypatch, config, said, remedy):
+    monkeypatch.setattr(easyhid.easyhid, "hidapi", object())  # as without the library
+    [*_, check] = check_operator(config, spec_of(FAKE))
+    assert (check.status, [part for part in said if part not in check.said]) == ("FAIL", [])
+    assert remedy in check.remedy
+
+
+def test_the_operators_devices_are_opened_and_a_mouse_names_its_interface_once_it_moves(inputs, tmp_path, monkeypatch):
+    hid, links = inputs
+    mouse, pedal = hid.mouse(), links.device("usb-Foot-event-kbd")
+    found = [*check_operator(operated("spacemouse", pedal="Foot"), spec_of(FAKE))]
+    assert [(c.name, c.status) for c in found] == [
+        (f"input device {mouse.path}", "ok"), ("operator's keys", "ok"), ("pedal", "ok")
+    ]  # fmt: skip
+    assert (mouse.handles, pedal.handles) == ([], [])
+    mouse.unplug()
+    interfaces = hid.receiver(1, "usb-1")
+    checks = check_operator(operated("spacemouse"), spec_of(FAKE))
+    assert "move the mouse" in next(checks).said
+    interfaces[2].push(fake_hid.motion(0, -350, 0, 0, 0, 0))
+    [check] = checks
+    assert (check.status, interfaces[2].path in check.said) == ("ok", True)
+    monkeypatch.setattr(operator, "MOVES_S", 0.02)
+    _, check = check_operator(operated("spacemouse"), spec_of(FAKE))
+    assert (check.status, "no interface moved" in check.said) == ("warning", True)
+    assert not any(each.handles for each in interfaces)
 
 
 SPEC = RobotSpec(

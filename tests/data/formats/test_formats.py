@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import os
 import pickle
+import re
+import shutil
+import subprocess
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,13 +17,14 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from data_sets import SAMPLES, amended, read_all
+from data_sets import SAMPLES, amended, hdf5_file, npz_file, read_all
 from errors import naming
 
 from serl_chunk.data.convert.workers import ConversionSpec, EpisodeJob, WorkerFault, stage
-from serl_chunk.data.formats import choose, formats, hdf5, hdf5_io, matching, ogbench, open_episodes
+from serl_chunk.data.formats import choose, formats, hdf5, hdf5_io, matching, ogbench
 from serl_chunk.data.formats.hdf5 import open_episode
 from serl_chunk.data.formats.hdf5_io import MachineError, NoMemoryError, checked, member, opened
+from serl_chunk.data.paths import find, open_episodes
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.main import main
 from serl_chunk.types import ConfigError, DataError, RobotSpec
@@ -53,11 +59,13 @@ def test_settings_that_do_not_fit_are_named(tmp_path, format, options, error, na
 @pytest.mark.parametrize("format", SAMPLES)
 def test_a_format_is_told_by_what_lies_there_and_a_copy_in_another_process_reads_for_itself(tmp_path, format):
     path = SAMPLES[format](tmp_path / "set" if format != "ogbench" else tmp_path)
-    others = {"d4rl": ["episodes"], "fields": ["episodes"]}  # files of that suffix, unless they are known better
+    # Files of that suffix, unless they are known better.
+    others = {name: ["episodes"] for name in ("d4rl", "fields")}
     assert [f.name for f in formats().values() if f.matches(path)] == [format, *others.get(format, [])]
     assert choose(path, None).name == format
     folder = {"d4rl": "episodes"}.get(format, format)
     assert getattr(matching(path.parent), "name", None) == folder
+    assert find(path.parent) == [path.parent if format != "d4rl" else path]
     source = open_episodes(path, ReadOptions(color="rgb"), format)
     *_, last = keys = source.keys()
     data = pickle.dumps(source)
@@ -73,6 +81,101 @@ def test_a_format_is_told_by_what_lies_there_and_a_copy_in_another_process_reads
         with pytest.raises(DataError, match=naming(path, {"ogbench": "zip", "hil_serl": n}.get(format, "HDF5"))):
             read_all(path, format, color="rgb")
         assert not (format in ("d4rl", "fields", "ogbench") and formats()[format].matches(path))
+
+
+def gzipped(path: Path) -> None:
+    path.write_bytes(gzip.compress(b"x"))
+
+
+def raw(path: Path) -> None:
+    hdf5_file(path, {"data@env_info": "{}", "data/demo_1/states": np.zeros((3, 9)), "data/demo_1/actions": np.zeros(3)})
+
+
+def zipped(path: Path, *names: str) -> None:
+    with zipfile.ZipFile(path, "w") as file:
+        for name in names:
+            file.writestr(name, "x")
+
+
+TABLE = "docs/data.md"
+# name -> its content, or what writes it; what the sentence names, and the way on
+FOREIGN: dict[str, tuple[bytes | Callable[[Path], object], tuple[Any, ...]]] = {
+    "demo.pkl.gz": (gzipped, ("gzip", "`gzip -dc {}/demo.pkl.gz > {}/demo.pkl`")),
+    "demo.pkl": (gzipped, ("gzip", "`gzip -dc {}/demo.pkl > {}/demo.unpacked.pkl`")),
+    "y.hdf5": (b"<!DOCTYPE html>", ("web page", "`resolve`")),
+    "a b.pkl.bz2": (b"BZh91AY", ("bzip2", "`bzip2 -dc '{}/a b.pkl.bz2' > '{}/a b.pkl'`")),
+    "x.xz": (b"\xfd7zXZ\0", ("`xz -dc",)),
+    "x.zst": (b"\x28\xb5\x2f\xfd", ("`zstd -dc",)),
+    "x.lz4": (b"\x04\x22\x4d\x18", ("`lz4 -dc",)),
+    "x.tar": (bytes(257) + b"ustar", ("tar archive", "`tar -xf")),
+    "x.mcap": (b"\x89MCAP0\r\n", ("MCAP", TABLE)),
+    "x.bag": (b"#ROSBAG V2.0", ("ROS 1", TABLE)),
+    "x.db3": (b"SQLite format 3\0", ("ROS 2", TABLE)),
+    "x.npy": (b"\x93NUMPY", ("array of NumPy", TABLE)),
+    "x.mat": (b"MATLAB 5.0", ("MATLAB", TABLE)),
+    "x.csv": (b"a,b", ("table", TABLE)),
+    "x.dat": (b"", ("empty",)),
+    "set/data/x.parquet": (b"PAR1", ("Parquet", "LeRobot", "{}/set")),
+    "x.parquet": (b"PAR1", ("Parquet", TABLE)),
+    "set/x.mp4": (b"\0\0\0 ftypisom", ("video", "{}/set")),
+    "x.png": (b"\x89PNG", ("image", TABLE)),
+    "raw.hdf5": (raw, ("robosuite", "convert_robosuite --dataset {}/raw.hdf5", "dataset_states_to_obs")),
+    "x.zarr.zip": (lambda path: zipped(path, "data/.zgroup"), ("zarr", TABLE)),
+    "x.pt": (lambda path: zipped(path, "x/data.pkl"), ("PyTorch", TABLE)),
+    "x.zip": (lambda path: zipped(path, "x.hdf5"), ("zip archive", "`unzip {}/x.zip`")),
+    "x.npz": (lambda path: npz_file(path, {"state": np.zeros(3)}), ("state", "observations", TABLE)),
+    "x.tfrecord-00000-of-00001": (b"x", ("TensorFlow", "openpi")),
+    "replay.zarr/.zgroup": (b"{}", ("zarr store", TABLE)),
+    "v3.zarr/zarr.json": (b"{}", ("zarr store", TABLE)),
+    "rlds/1.0.0/features.json": (b"{}", ("RLDS", "convert_libero_data_to_lerobot.py")),
+    "minari/data/0/part-0.arrow": (b"ARROW1", ("Minari", "data_format='hdf5'")),
+    "calvin/ep_start_end_ids.npy": (b"\x93NUMPY", ("CALVIN", TABLE)),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_what_is_of_another_program_is_named_with_a_way_on(tmp_path, name):
+    content, named = FOREIGN[name]
+    (tmp_path / "set" / "meta").mkdir(parents=True)
+    (tmp_path / "set" / "meta" / "info.json").touch()
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content) if isinstance(content, bytes) else content(path)
+    parts = Path(name).parts
+    given = path if len(parts) == 1 or parts[0] == "set" else tmp_path / parts[0]
+    named = tuple(part.replace("{}", str(tmp_path)) for part in named)
+    for names in (given, tmp_path / f"{given.name[:-1]}?") if given.parent == tmp_path else (given,):
+        with pytest.raises(ConfigError) as raised:
+            open_episodes(names, ReadOptions())
+        assert [part for part in (str(given), "not read", *named) if part not in str(raised.value)] == []
+
+
+PACKED = ("gzip", "bzip2", "xz", "zstd", "lz4")
+
+
+@pytest.mark.parametrize("tool", [each for each in PACKED if shutil.which(each)])
+def test_what_is_packed_is_read_after_the_command_in_the_error(tmp_path, tool):
+    path = SAMPLES["hil_serl"](tmp_path / "it's here")
+    packed = path.with_name("packed.pkl")
+    with packed.open("wb") as file:
+        subprocess.run([tool, "-c", path], stdout=file, check=True)
+    with pytest.raises(ConfigError) as raised:
+        open_episodes(packed, ReadOptions())
+    subprocess.run(re.findall("`(.*)`", str(raised.value))[0], shell=True, check=True)
+    assert len(read_all(path)) == 2
+
+
+def test_a_file_written_by_the_lines_of_the_document_is_read(tmp_path):
+    page = Path("docs/data.md").read_text()
+    lines = {}
+    exec(page[page.index("## Other formats") :].split("```python\n")[1].split("```")[0], lines)
+    frames = np.random.default_rng(0).integers(0, 256, (5, 4, 6, 3), dtype=np.uint8)
+    state, action = np.ones((5, 3)), np.zeros((5, 2))
+    lines["write"](tmp_path / "episode_0.hdf5", state, action, {"top": frames}, 20)
+    (episode,) = read_all(tmp_path, success=True)
+    source = open_episodes(tmp_path, ReadOptions())
+    assert (episode.steps.n, episode.end.outcome.value, source.hz) == (4, "success", 20)
+    np.testing.assert_array_equal(np.asarray(episode.steps.sparse["images/top"].values), frames[:4])
 
 
 def test_what_is_of_no_format(tmp_path):

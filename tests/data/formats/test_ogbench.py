@@ -19,8 +19,8 @@ from errors import naming
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serl_chunk.data.formats import open_episodes
 from serl_chunk.data.formats.ogbench import cut_at_successes, headers, label_states, load
+from serl_chunk.data.paths import open_episodes
 from serl_chunk.data.rotating_dataset import ShardedSource
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.types import ConfigError, DataError, Outcome, Source

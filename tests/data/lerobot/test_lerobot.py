@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import pickle
+import re
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -49,12 +50,15 @@ from lerobot_sets import (
 )
 from properties import examples
 
-from serl_chunk.data.formats import choose, open_episodes
+from serl_chunk.data.demos import load_demos
+from serl_chunk.data.formats import choose
 from serl_chunk.data.frames import Frames, decode_image
 from serl_chunk.data.lerobot.shards import STAGING
 from serl_chunk.data.lerobot.writer import LeRobotSink
+from serl_chunk.data.paths import open_episodes
 from serl_chunk.data.source import Json, ReadOptions, decode_images
-from serl_chunk.types import DataError, Episode, Outcome, RobotSpec, Source, SparseRows
+from serl_chunk.main import main
+from serl_chunk.types import CameraSpec, DataError, Episode, Outcome, RobotSpec, Source, SparseRows
 
 Same = Callable[[Episode, Episode], None]
 
@@ -445,6 +449,13 @@ def test_what_we_record_counts_also_without_what_lies_beside(ours: Path):
     assert (read_all(ours)[0].steps.source == wanted.source[:8]).all()  # by interventions
 
 
+def a_file_each(folder: Path) -> Path:
+    table = pq.read_table(folder / DATA)
+    for i in range(table.column("episode_index")[-1].as_py() + 1):
+        pq.write_table(table.filter(pc.field("episode_index") == i), folder / f"data/chunk-000/file-{i:03d}.parquet")
+    return folder
+
+
 def test_other_columns_several_files_and_optional_pieces_missing(foreign: Path):
     """Variable lists, float64, columns in another order, no description of pandas."""
 
@@ -456,9 +467,7 @@ def test_other_columns_several_files_and_optional_pieces_missing(foreign: Path):
     wanted = [decode_images(e) for e in read_all(foreign)]
     amend(foreign, DATA, change, compression="none", row_group_size=13)
     same_steps(read_all(foreign), wanted)
-    table = pq.read_table(foreign / DATA)
-    for i in range(5):
-        pq.write_table(table.filter(pc.field("episode_index") == i), foreign / f"data/chunk-000/file-{i:03d}.parquet")
+    a_file_each(foreign)
     kept = ["episode_index", "length", "data/chunk_index", "data/file_index", "tasks"]
     amend(foreign, EPISODES, lambda table: table.select(kept))
     gone = ("robot_type", "total_tasks", "chunks_size", "splits", "data_path", "video_path", "total_frames", "fps")
@@ -506,7 +515,8 @@ SMALL = image_file(smooth(0, 0, 8, 8), "PNG")
     ("video", EPISODES, column(START, [0.0, 0.115]), 1, 0, ("file-000.mp4", "0.1150", "0.1200")),
 ])  # fmt: skip
 def test_a_frame_that_is_not_what_the_data_set_says(lerobot_copy, kind, name, change, episode, tick, named):
-    frames = read_all(amend(lerobot_copy(kind), name, change))[episode].steps.sparse["images/top"].values
+    strict = {"tolerance_s": 0.004} if kind == "video" else {}
+    frames = read_all(amend(lerobot_copy(kind), name, change), **strict)[episode].steps.sparse["images/top"].values
     looks = [frames.__getitem__, frames.encoded] if kind == "foreign" else [frames.__getitem__]
     for look in looks:
         with pytest.raises(DataError, match=naming(*named)):
@@ -528,3 +538,63 @@ def test_times_of_videos_that_nothing_says(lerobot_copy):
         assert (decode_images(episode).steps.sparse["images/top"].values == before).all()
     (folder / VIDEO).unlink()
     assert len(read_all(folder, cameras=("wrist",), hz=HZ)) == 2
+
+
+ARM = RobotSpec(
+    "arm", HZ, 4, (-9.0,) * 3, (9.0,) * 3, (-1,) * 3, (),
+    (CameraSpec("top", HEIGHT, WIDTH), CameraSpec("wrist", HEIGHT, WIDTH)), 99,
+)  # fmt: skip
+LAST = "data/chunk-000/file-004.parquet"
+FILM = VIDEO.replace("000.mp4", "001.mp4")
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"
+
+
+@pytest.mark.parametrize(("kind", "name", "change", "kept", "named"), [
+    ("foreign", INFO, info(total_episodes=8), 5, ("total_episodes", 8, 5)),
+    ("foreign", LAST, -10, 4, (LAST, "Parquet")),
+    ("foreign", LAST, POINTER, 4, (LAST, "git lfs pull")),
+    ("foreign", LAST, None, 4, ("/data", 33, 41)),
+    ("foreign", EPISODES, lambda table: table.slice(0, 3), 3, ("/data", 41, 28)),
+    ("v2.1", "meta/episodes.jsonl", -8, 4, ("episodes.jsonl", "line 5")),
+    ("v2.1", LAST.replace("file-", "episode_000"), -10, 4, ("episode_000004.parquet",)),
+    ("film", FILM, -700, 1, ("file-001.mp4",)),
+    ("film", FILM, POINTER, 1, ("file-001.mp4", "git lfs pull")),
+])  # fmt: skip
+def test_what_is_whole_of_a_damaged_set_is_kept_and_the_rest_listed(
+    lerobot_copy, tmp_path: Path, monkeypatch, capsys, kind, name, change, kept, named
+):
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    if kind == "film":
+        sink = LeRobotSink(tmp_path / "set", mode="video", video_file_mb=0.001)
+        folder = write(sink, [episode_of(0, 6), episode_of(1, 6)])
+        (folder / SIDE).unlink()
+    else:
+        folder = a_file_each(lerobot_copy(kind)) if kind == "foreign" else lerobot_copy(kind)
+    wanted = read_all(folder)[:kept]
+    before = contents(amend(folder, name, change))
+    with pytest.raises(DataError, match=naming(*named)) as caught:
+        list(map(decode_images, read_all(folder)))
+    one_of_its_own = kind == "film" or "episode_000004" in name  # `data convert` then names --skip-bad
+    assert one_of_its_own or f"`serl-chunk data repair {folder} --out DIR`" in str(caught.value)
+    loaded = load_demos([folder], ARM, options=ReadOptions(skip_bad=True))
+    assert re.search(naming(*named), "".join(note for note in loaded.notes if note.startswith("left out: ")))
+    assert [e.steps.action.tolist() for e in loaded.episodes] == [e.steps.action.tolist() for e in wanted]
+    assert contents(folder) == before
+    if change == POINTER or name not in (INFO, FILM, "meta/episodes.jsonl"):
+        return  # the same is written
+    assert main(["data", "repair", str(folder), "--out", str(tmp_path / "whole"), "--workers=0"]) == 0
+    assert re.search(naming(*named), capsys.readouterr().out)
+    repaired = open_episodes(tmp_path / "whole", ReadOptions())
+    assert repaired.index.version == ("v2.1" if kind == "v2.1" else "v3.0")
+    assert bool(repaired.index.videos) is (kind == "film")
+    found = map(repaired.read, repaired.keys())
+    assert [e.steps.action.tolist() for e in found] == [e.steps.action.tolist() for e in wanted]
+    assert contents(folder) == before
+
+
+def test_departures_are_lines_of_check_and_faults_if_that_is_strict(foreign: Path, capsys):
+    amend(foreign, DATA, column("timestamp", lambda rows: [t + 0.003 * (i == 4) for i, t in enumerate(rows)]))
+    assert [main(["data", "check", str(foreign), *strict]) for strict in ([], ["--strict"])] == [0, 1]
+    departure, *_, last = capsys.readouterr().out.splitlines()
+    assert re.search(naming("departure", "episode 0, step 4", "timestamp", 0.083, 0.08), departure)
+    assert "BAD" in last

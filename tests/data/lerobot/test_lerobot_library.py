@@ -21,10 +21,10 @@ pytest.importorskip("av")
 
 from lerobot_sets import HZ, several, smooth, write
 
-from serl_chunk.data.formats import open_episodes
 from serl_chunk.data.frames import decode_image
 from serl_chunk.data.lerobot.rows import newest
 from serl_chunk.data.lerobot.writer import LeRobotSink
+from serl_chunk.data.paths import open_episodes
 from serl_chunk.data.source import ReadOptions, decode_images
 from serl_chunk.types import Outcome
 

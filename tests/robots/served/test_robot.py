@@ -245,10 +245,13 @@ def test_a_reset_is_asked_for_once_and_waited_for_and_the_time_limit_leaves_the_
     env = make(max_episode_steps=5)
     asked, request = [], env._client.request
     monkeypatch.setattr(env._client, "request", lambda op, **more: (asked.append(op), request(op, **more))[1])
-    for _ in range(3):
+    for waits in (0, 2, 0):  # ticks before a human's first motion
         asked.clear()
         env.reset(seed=1)
         assert asked.count("reset") == 1
+        for _ in range(waits):
+            env.step(STAY)
+            env.restart_limit()
         steps = [env.step(STAY) for _ in range(5)]
         assert (asked.count("arm"), [step[2:4] for step in steps]) == (1, [(False, False)] * 4 + [(False, True)])
         assert "lost_ticks" not in steps[1][4]

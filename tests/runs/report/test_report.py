@@ -13,6 +13,7 @@ from journal_runs import Run
 from matplotlib.figure import Figure
 from metric_logs import add_episode, open_log
 
+from serl_chunk.cli.runs import write_episodes
 from serl_chunk.config.agents.acfql import AcfqlConfig, DecoupledConfig
 from serl_chunk.config.agents.acrlpd import AcrlpdConfig
 from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig, RewardConfig
@@ -127,6 +128,12 @@ def full(tmp_path_factory):
     evaluation = {"checkpoint": 290, "purpose": "learner", "results": results}
     (run / "evaluations" / "learner_290.json").write_text(json.dumps(evaluation))
     (run / "evaluations" / "learner_150.json").write_text("{")  # damaged: left out
+    (run / "policy_checks").mkdir()
+    check = {"checkpoint": 0, "lines": ["never <closes>"], "findings": ["never"], "dimensions": [
+        {"name": "action 6", "error": 0.5, "held_error": 0.25, "mean_error": 1.0, "saturated": 0.125}]}  # fmt: skip
+    (run / "policy_checks" / "0.json").write_text(json.dumps(check))
+    (run / "policy_checks" / "100.json").write_text("[]")  # damaged: left out
+    (run / "episodes.json").write_text(json.dumps([{"number": 30, "file": PLAYED}]))
     for film in FILMS:
         (run / film).parent.mkdir(parents=True)
         (run / film).write_bytes(b"mp4")
@@ -134,6 +141,7 @@ def full(tmp_path_factory):
     return build_report(run)
 
 
+PLAYED = "episodes.html#29"
 FILMS = ("videos/290_mean/mean_000_success.mp4", "videos/training/000028.mp4")
 
 
@@ -153,7 +161,8 @@ def test_the_page_has_the_runs_figures_and_films_and_needs_nothing_but_itself(fu
         "Episodes": "30 (6 of them warm-up)",
     }
     assert page.headline | headline == page.headline
-    assert "97.0 % success in 100 episodes" in page.headline["Evaluation"]
+    assert page.headline["Evaluation"].startswith("97.0 % success in 100 episodes")
+    assert page.headline["Evaluation"].endswith("mean policy of checkpoint 290; checkpoint 150: 97.0 %")
     assert set(page.images) == {"success", "return", "intervention", "q-return", "losses", "rates"}
     text = full.read_text()
     assert not any(part in text for part in ("http://", "https://", "<script", "<b>"))
@@ -162,7 +171,9 @@ def test_the_page_has_the_runs_figures_and_films_and_needs_nothing_but_itself(fu
         links = [value for element in svg.iter() for name, value in element.attrib.items() if name.endswith("href")]
         assert all(link.startswith(("#", "data:")) for link in links)
     films = [address for address in page.addresses if not address.startswith("data:image/svg+xml;base64,")]
-    assert sorted(films) == sorted(FILMS * 2)  # a player and a link each
+    assert sorted(films) == sorted((*FILMS * 2, PLAYED))  # a player and a link each
+    for words in ("never <closes>", "action 60.50.25112.5%"):
+        assert words in page.texts["check"]
     for words in ("training episode 28: success, 100 steps, human 20%", "10 earlier episodes"):  # 20 of 30 are shown
         assert words in page.texts["episodes"]
     assert "at most 37 rad/s² there and 42 rad/s² at other ticks" in page.texts["episodes"]
@@ -286,3 +297,8 @@ def test_the_newest_episodes_that_the_journal_has_are_filmed_with_the_ticks_of_a
     assert filmed == {"000003.mp4": [False] * 2 + [True] * 3 + [False] * 4, "000001.mp4": [False] * 12}
     index = json.loads((run.path / "videos/training/films.json").read_text())
     assert index == [{"number": 3, "file": "000003.mp4"}, {"number": 1, "file": "000001.mp4"}]
+    for _ in range(2):  # the second page takes the place of the first
+        write_episodes(run.path, 2)
+    assert '"episodes":{"2":{' in (run.path / "episodes.html").read_text()
+    index = json.loads((run.path / "episodes.json").read_text())
+    assert index == [{"number": 3, "file": "episodes.html#2"}, {"number": 1, "file": "episodes.html#0"}]

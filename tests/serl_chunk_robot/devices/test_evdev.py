@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import threading
 import types
@@ -50,6 +51,52 @@ def test_a_device_that_is_not_there_or_not_one_is_refused_with_those_that_are(in
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(DeviceError, match=r"usb-Foot1-event-kbd: not permitted.*usermod -aG input"):
         FootPedal("Foot1")
+
+
+KBD, JOY = "usb-Foot-event-kbd", "usb-Foot-if01-event-kbd"
+
+
+@pytest.mark.parametrize("name", ["Foot", KBD])
+def test_the_event_nodes_of_one_device_are_one_and_those_that_were_not_used_may_be_lost(
+    inputs, opened, caplog, name, tmp_path
+):
+    caplog.set_level(logging.INFO)
+    unused, used = inputs.device(KBD, phys="usb-1/input0", keys="KEY_A"), inputs.device(JOY, phys="usb-1/input1")
+    used.keys = unused.keys
+    mouse = inputs.device("usb-Foot-event-mouse", phys="usb-1/input2", keys="BTN_SOUTH")
+    other = inputs.device("usb-Other-event-kbd", phys="usb-2/input0", keys="KEY_A")
+    device = opened(FootPedal, str(unused.path) if name == KBD else name)
+    assert [bool(each.grabbed) for each in (unused, used, mouse, other)] == [True, True, False, False]
+    used.press("KEY_A")
+    wait(lambda: device.read().buttons[0])
+    unused.unplug()
+    wait(lambda: len(device.nodes) == 1)
+    assert (device.read().alive, device.read().buttons[0]) == (True, True)
+    used.unplug()
+    wait(lambda: not device.read().alive)
+    assert sum("It commands nothing" in record.message for record in caplog.records) == 1
+    unused.plug()
+    wait(lambda: any(f"{JOY} is not there any more" in record.message for record in caplog.records))
+    assert not device.read().alive, "not without the node that was used"
+    used.plug()
+    wait(lambda: device.read().alive)
+    device.close()
+    inputs.device("usb-Foot2-event-kbd", phys="usb-3/input0", keys="KEY_A")
+    with pytest.raises(DeviceError, match="'Foot': 2 devices"):
+        FootPedal("Foot")
+
+
+def test_a_gamepad_is_the_node_with_sticks_and_of_two_at_one_adapter_the_named_one(inputs, opened):
+    motion = inputs.device("usb-Pad-event-motion", dict.fromkeys(STICKS, AbsInfo(0, -9, 9)), phys="usb-1/input0")
+    pads = [inputs.device(f"usb-Pad-event-joystick{k}", XBOX, phys="usb-1/input0") for k in range(2)]
+    motion.keys = None  # as the kernel gives it
+    with pytest.raises(DeviceError, match=r"Pad: 2 gamepads are one device.*joystick0, .*joystick1"):
+        Gamepad("Pad")
+    device = opened(Gamepad, str(pads[1].path))
+    for user in (motion, *pads[::-1]):
+        user.move("ABS_Y", 9 if user is motion else -32768)
+    wait(lambda: device.read().twist.any())
+    assert device.nodes == (str(pads[1].path),)
 
 
 def test_the_grab_waits_until_no_key_is_down_and_what_was_typed_before_is_dropped(pedal, opened):

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import time
+from pathlib import Path
 
 import numpy as np
 import pyspacemouse
@@ -14,7 +15,7 @@ from fake_hid import PRO_WIRELESS, buttons, motion, rotation, translation
 from robot_served import wait
 
 from serl_chunk_robot.devices.base import DeviceError
-from serl_chunk_robot.devices.spacemouse import SpaceMouse, open_mice
+from serl_chunk_robot.devices.spacemouse import RULE, SpaceMouse, open_mice
 
 
 def test_at_rest_a_mouse_that_is_silent_is_alive(hid, opened):
@@ -122,6 +123,48 @@ def test_two_mice_are_two_devices_and_two_paths_of_one_are_refused(hid, tmp_path
         assert right.handles == [], "the first one is closed"
 
 
+def test_the_first_interface_of_a_receiver_that_moves_is_the_mouse(hid, opened, caplog):
+    interfaces = hid.receiver(0, "usb-1")
+    device = opened(SpaceMouse)
+    moving, unrelated = interfaces[3], interfaces[1]
+    unrelated.unplug()
+    wait(lambda: len(device.interfaces) == 4)
+    assert not any("commands nothing" in record.message for record in caplog.records), "it is no loss"
+    sample = device.read()
+    assert (sample.alive, sample.twist.any(), sample.buttons) == (True, False, (False,) * 15), "at rest until then"
+    moving.push(buttons(1), motion(0, -350, 0, 0, 0, 0))
+    wait(lambda: device.read().twist[0] == 1.0)
+    assert (device.interfaces, device.read().buttons[0]) == ((moving.path,), True)
+    assert not any(each.handles for each in interfaces if each is not moving)
+    moving.push(motion(*[0] * 6))
+    interfaces[0].push(motion(350, 0, 0, 0, 0, 0))
+    interfaces[2].unplug()
+    wait(lambda: not device.read().twist.any())
+    assert device.read().alive
+    moving.unplug()
+    wait(lambda: not device.read().alive)
+    wait(lambda: len([r for r in caplog.records if "lost" in r.message]) == 2)
+    time.sleep(0.06)
+    assert not device.read().alive, "the receiver alone is no mouse"
+    moving.plug()
+    wait(lambda: device.read().alive)
+    assert device.interfaces == (moving.path,)
+
+
+def test_receivers_are_told_apart_by_their_place_and_chosen_by_a_path(hid, opened):
+    first, second = hid.receiver(0, "usb-1"), hid.receiver(5, "usb-2", axes=(2, 3))
+    with pytest.raises(DeviceError, match=r"several.*hidraw4 \(Universal.*hidraw9 \(Universal"):
+        open_mice()
+    with pytest.raises(DeviceError, match="one mouse, expected two"):
+        open_mice([first[0].path, first[1].path], 2)
+    device = opened(SpaceMouse, second[0].path)
+    assert device.interfaces == (second[2].path, second[3].path), "a keyboard's reports move nothing"
+    first[2].push(motion(350, 0, 0, 0, 0, 0))
+    second[3].push(motion(0, -350, 0, 0, 0, 0))
+    wait(lambda: device.read().twist.any())
+    np.testing.assert_array_equal(device.read().twist, [1, 0, 0, 0, 0, 0])
+
+
 def test_one_mouse_needs_no_path_several_do_and_what_is_no_mouse_is_refused(hid, tmp_path):
     keyboard = hid.mouse("hidraw2", (0x046D, 0xC31C))
     none = r"hidraw2: no mouse that pyspacemouse supports.*Plugged in: none"
@@ -144,6 +187,7 @@ def test_missing_rights_are_named_with_the_line_of_udev(hid, monkeypatch):
         monkeypatch.setattr(os, "access", lambda path, mode: permitted)  # noqa: B023
         with pytest.raises(DeviceError, match=named):
             SpaceMouse(mouse.path)
+    assert RULE in (Path(__file__).parents[3] / "docs/operator.md").read_text()
     assert {f"{vendor:04x}" for vendor, _ in SPECS.values()} == {"046d", "256f"}, "of every supported mouse"
     assert {f"{product:04x}"[:2] for _, product in SPECS.values()} == {"c6"}
     mouse.denied = False

@@ -16,7 +16,7 @@ from serl_chunk_robot.errors import SerlChunkError
 from serl_chunk_robot.wire import arrays, codec
 from serl_chunk_robot.wire.curve import Pair, key_of, read, use_keys
 from serl_chunk_robot.wire.protocol import DEFAULT_PORT, MAX_PICTURE, MAX_STATE, PROTOCOL, STATE_PORT, address
-from serl_chunk_robot.wire.sockets import connect, make_socket, try_receive, try_send
+from serl_chunk_robot.wire.sockets import connect, make_socket, try_receive, try_send, unknown_host
 
 ANSWER = 2.0  # s
 HISTORY = 0.5  # s for which the joints of states that were read are kept
@@ -398,6 +398,8 @@ class RobotClient:
         self._server.hear(float(message.get("moment", "nan")))
 
     def _silent(self, what: str, port: int, seconds: float) -> str:
+        if unknown := unknown_host(self.host):
+            return unknown
         keys = "without keys, as this client is" if self._keys is None else "and does it admit this key"
         return f"{what} of {self.host}:{port} within {seconds:g} s: is serl-chunk-robot serve running there, {keys}?"
 

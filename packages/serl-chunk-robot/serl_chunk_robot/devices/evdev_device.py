@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import re
 import select
 import time
 from collections import deque
+from pathlib import Path
 from typing import Any, Callable, Collection, Deque, Dict, List, Mapping, NamedTuple, Sequence, Set, Tuple
 
 import numpy as np
@@ -15,7 +18,10 @@ from serl_chunk_robot.devices.base import AXES, DeviceError, KeyEvent, Sample, l
 from serl_chunk_robot.devices.polling import PolledDevice
 from serl_chunk_robot.drivers.base import linked, vendor
 
+logger = logging.getLogger(__name__)
+
 BY_ID = "/dev/input/by-id"  # links with maker, model and serial number, which udev makes
+EVENTS = "*-event-*"
 WAITS = 0.05  # s for an event
 LIFTS = 1.0  # s for keys that are down before a grab
 KEPT = 1024  # key events that were not fetched yet
@@ -44,20 +50,29 @@ class EvdevDevice(PolledDevice):
     is down at that moment would stay down for the others: the grab waits for 1 s until none is. What was typed before
     the grab is dropped.
 
+    A physical device may be several event nodes: all that have keys of ours are read. One that was never used may be
+    lost, the others may not.
+
     `keys()` has no release of a lost device: a key is up there because `read().alive` is False.
 
-    `device`: a path, or part of the name of one link in /dev/input/by-id. Raises DeviceError: no library, no such
+    `device`: a path, or part of the name of a link in /dev/input/by-id. Raises DeviceError: no library, no such
     device, no rights, or grabbed by another program.
     """
 
     def __init__(self, device: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._device: Any = None
+        self._nodes: Dict[str, Any] = {}  # by path
+        self._used: Set[str] = set()  # paths of those that reported a key of ours
         self._codes: Any = library().ecodes
         self._named = self._names()
         self._held: Set[int] = set()
         self._events: Deque[KeyEvent] = deque(maxlen=KEPT)
-        self._dropped = False
+        self._dropped: Set[str] = set()  # paths
         super().__init__(device, clock)
+
+    @property
+    def nodes(self) -> Tuple[str, ...]:
+        """Paths that are open."""
+        return tuple(self._nodes)
 
     def keys(self) -> List[KeyEvent]:
         """Return the events of named keys since the last call, oldest first."""
@@ -67,6 +82,14 @@ class EvdevDevice(PolledDevice):
         """Return code -> name of the keys whose events `keys` returns."""
         raise NotImplementedError
 
+    def _fits(self, node: Any) -> bool:
+        """Return whether a node of the device has what is to be read."""
+        return not self._needed().isdisjoint(node.capabilities().get(self._codes.EV_KEY, ()))
+
+    def _needed(self) -> Set[int]:
+        """Return codes of which a node that is read has one or more."""
+        return set(self._named)
+
     def _check(self) -> None:
         """Raise DeviceError if the device, which was opened, is of another kind."""
 
@@ -74,47 +97,69 @@ class EvdevDevice(PolledDevice):
         """Take in the position of an absolute axis."""
 
     def _open(self) -> None:
-        path = find(self.name)
-        try:
-            self._device = library().InputDevice(path)
-            self._check()
-            until = time.monotonic() + LIFTS
-            while self._device.active_keys() and time.monotonic() < until:
-                time.sleep(0.01)
-            self._device.grab()
-            with contextlib.suppress(BlockingIOError):  # nothing typed ahead counts
-                while True:
-                    list(self._device.read())
-        except OSError as e:
-            raise DeviceError(f"{path}: cannot be opened and grabbed ({e}). Run: sudo fuser -v {path}") from e
-        self._dropped = False
-        self._held = set(self._device.active_keys())
+        self._nodes = nodes = _nodes_of(self.name)
+        fitting = {path for path, node in nodes.items() if self._fits(node)}
+        for path in set(nodes) - fitting if fitting else ():
+            nodes.pop(path).close()
+        if missing := self._used - set(nodes):
+            raise DeviceError(f"{self.name}: {listed(sorted(missing))} is not there any more. Plug the device in again")
+        self._check()
+        until = time.monotonic() + LIFTS
+        while self._active_keys() and time.monotonic() < until:
+            time.sleep(0.01)
+        for path, node in nodes.items():
+            try:
+                node.grab()
+                with contextlib.suppress(BlockingIOError):  # nothing typed ahead counts
+                    while True:
+                        list(node.read())
+            except OSError as e:
+                raise _taken(path, e) from e
+        self._dropped = set()
+        self._held = self._active_keys()
+
+    def _active_keys(self) -> Set[int]:
+        return {code for node in self._nodes.values() for code in node.active_keys()}
 
     def _release(self) -> None:
-        device, self._device = self._device, None
-        if device is not None:
-            device.close()  # ungrabs it, too
+        nodes, self._nodes = self._nodes, {}
+        for node in nodes.values():
+            with contextlib.suppress(OSError):
+                node.close()  # ungrabs it, too
 
     def _take_events(self) -> None:
-        if not select.select([self._device.fileno()], [], [], WAITS)[0]:
-            return
+        ready = select.select([node.fileno() for node in self._nodes.values()], [], [], WAITS)[0]
+        for path, node in [*self._nodes.items()]:
+            if node.fileno() not in ready:
+                continue
+            try:
+                self._take(path, node)
+            except OSError as e:
+                if path in self._used or len(self._nodes) == 1:
+                    raise
+                logger.warning("%s: %s, which was not used, is lost (%s).", self.name, path, e)
+                self._nodes.pop(path).close()
+
+    def _take(self, path: str, node: Any) -> None:
         now, codes = self._clock(), self._codes
         with contextlib.suppress(BlockingIOError):
-            for event in self._device.read():
+            for event in node.read():
                 if event.type == codes.EV_SYN and event.code == codes.SYN_DROPPED:
-                    self._dropped = True  # the kernel's queue was full: what is in it up to the next report is torn
-                elif event.type == codes.EV_SYN and event.code == codes.SYN_REPORT and self._dropped:
-                    self._dropped = False
+                    self._dropped.add(path)  # the kernel's queue was full: what is in it up to the next report is torn
+                elif event.type == codes.EV_SYN and event.code == codes.SYN_REPORT and path in self._dropped:
+                    self._dropped.remove(path)
                     self._resume(now)
-                elif self._dropped:
+                elif path in self._dropped:
                     continue
                 elif event.type == codes.EV_KEY and event.value in (0, 1):  # 2: a repetition
+                    if event.code in self._named or event.code in self._needed():
+                        self._used.add(path)
                     self._press(event.code, event.value == 1, now)
                 elif event.type == codes.EV_ABS:
                     self._moved(event.code, event.value)
 
     def _resume(self, now: float) -> None:
-        active = set(self._device.active_keys())
+        active = self._active_keys()
         for code in sorted(active ^ self._held):
             self._press(code, code in active, now)
 
@@ -144,12 +189,53 @@ def key_codes(codes: Any) -> Dict[str, int]:
     return found
 
 
-def find(device: str) -> str:
-    """Return the path of a device. Raises DeviceError for none, several, or one that may not be read."""
-    path = linked(device, BY_ID, "*-event-*", "device", DeviceError)
+def _nodes_of(device: str) -> Dict[str, Any]:
+    """Open the event nodes of a device, by path; the one that is named comes first.
+
+    Raises DeviceError for no such device, several, or one that may not be opened.
+    """
+    nodes: Dict[str, Any] = {}
+    kept: Dict[str, Any] = {}
+
+    def identity(link: Path) -> object:
+        path = str(link)
+        if path not in nodes:
+            nodes[path] = _opened(path)
+        return _physical(nodes[path], path)
+
+    try:
+        named = linked(device, BY_ID, EVENTS, "device", DeviceError, identity)
+        for link in sorted(Path(BY_ID).glob(EVENTS)):
+            with contextlib.suppress(DeviceError):  # of another device, which may not be opened
+                if link.resolve() != named.resolve() and identity(link) == identity(named):
+                    kept[str(link)] = nodes[str(link)]
+        kept = {str(named): nodes[str(named)], **kept}
+        return kept
+    finally:
+        for path in set(nodes) - set(kept):
+            nodes[path].close()
+
+
+def _physical(node: Any, path: str) -> object:
+    """Return what all event nodes of one physical device share; the path of one that the kernel says nothing of."""
+    place, number = re.sub(r"/input\d+$", "", getattr(node, "phys", "") or ""), getattr(node, "uniq", "") or ""
+    info = getattr(node, "info", None)
+    model = (info.vendor, info.product) if info is not None else ()
+    return (*model, place, number) if place or number else path
+
+
+def _opened(path: str) -> Any:
+    """Open an event node. Raises DeviceError for one that is gone, or may not be read."""
     if not os.access(path, os.R_OK):
         raise DeviceError(f"{path}: not permitted. Run: sudo usermod -aG input $USER, and log in anew")
-    return str(path)
+    try:
+        return library().InputDevice(path)
+    except OSError as e:
+        raise _taken(path, e) from e
+
+
+def _taken(path: str, error: OSError) -> DeviceError:
+    return DeviceError(f"{path}: cannot be opened and grabbed ({error}). Run: sudo fuser -v {path}")
 
 
 class Keyboard(EvdevDevice):
@@ -182,6 +268,9 @@ class Keyboard(EvdevDevice):
         named = {code: name for name, code in codes.items() if name not in wanted}
         keypad = {self._codes.ecodes[f"KEY_{key}"]: name for key, name in SAME.items()}
         return {**named, **{code: name for code, name in keypad.items() if name not in wanted}}
+
+    def _needed(self) -> Set[int]:
+        return {*self._axis, *self._pressed}
 
     def _look(self) -> Sample:
         self._take_events()
@@ -269,8 +358,23 @@ class Gamepad(EvdevDevice):
     def _names(self) -> Mapping[int, str]:
         return {self._codes.ecodes[name]: shown for name, shown in zip(PAD_BUTTONS, PAD_NAMES)}
 
+    @property
+    def _node(self) -> Any:
+        return next(iter(self._nodes.values()))
+
+    def _fits(self, node: Any) -> bool:
+        """Return whether a node has sticks, and keys, which the pad's motion sensors have not."""
+        there, codes = node.capabilities(), self._codes
+        return codes.EV_KEY in there and {codes.ecodes[name] for name in STICKS} <= {*dict(there.get(codes.EV_ABS, ()))}
+
     def _check(self) -> None:
-        there = dict(self._device.capabilities(absinfo=True).get(self._codes.EV_ABS, ()))
+        if "/" in self.name:  # of two pads at one adapter, too, the one that is named
+            for path in self.nodes[1:]:
+                self._nodes.pop(path).close()
+        if len(self._nodes) > 1:
+            raise DeviceError(f"{self.name}: {len(self._nodes)} gamepads are one device. Name the path of one: "
+                              f"{listed(sorted(self._nodes))}")  # fmt: skip
+        there = dict(self._node.capabilities().get(self._codes.EV_ABS, ()))
         codes = self._codes.ecodes
         missing = [name for name in STICKS if codes[name] not in there]
         if missing:
@@ -290,7 +394,7 @@ class Gamepad(EvdevDevice):
 
     def _read_axes(self) -> None:
         for code in self._axes:
-            self._positions[code] = self._device.absinfo(code).value
+            self._positions[code] = self._node.absinfo(code).value
 
     def _resume(self, now: float) -> None:
         super()._resume(now)

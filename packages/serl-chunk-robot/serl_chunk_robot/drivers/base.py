@@ -88,15 +88,21 @@ def vendor(name: str, error: Callable[[str], Exception], remedy: str) -> Any:
         raise error(f"{name} cannot be imported ({e}). {remedy}") from e
 
 
-def linked(device: str, folder: str, pattern: str, kind: str, error: Callable[[str], Exception]) -> Path:
-    """Return the path of a device: `device`, or the one link in a folder whose name has it. Raises `error`."""
+def linked(
+    device: str, folder: str, pattern: str, kind: str, error: Callable[[str], Exception],
+    same: Callable[[Path], object] = lambda link: link,
+) -> Path:  # fmt: skip
+    """Return the path of a device: `device`, or the link in a folder whose name has it. Raises `error`.
+
+    Several links are one device where `same` returns the same of them.
+    """
     links = sorted(Path(folder).glob(pattern))
     if "/" in device:
         found = [Path(device)] if Path(device).exists() else []
     else:
         found = [link for link in links if device and device in link.name]
-    if len(found) != 1:
-        what = f"{len(found)} {kind}s have this in their names" if found else f"no such {kind}. Is it plugged in?"
+    if (count := len({same(link) for link in found})) != 1:
+        what = f"{count} {kind}s have this in their names" if found else f"no such {kind}. Is it plugged in?"
         raise error(f"{device!r}: {what} (in {folder}: {', '.join(link.name for link in links) or 'none'})")
     return found[0]
 

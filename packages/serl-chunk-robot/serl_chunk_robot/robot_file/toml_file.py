@@ -119,11 +119,9 @@ def read_toml(path: Path, valid: Sequence[str]) -> Table:
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as e:
-        raise ConfigError(
-            f"not readable ({e.strerror or e}). Pass the path of a robot's TOML file.", parameter=str(path)
-        ) from e
+        raise ConfigError(f"{path}: not readable ({e.strerror or e}). Pass the path of a robot's TOML file.") from e
     except ValueError as e:  # of TOML, or of UTF-8
-        raise ConfigError(f"no TOML file ({e})", parameter=str(path)) from e
+        raise ConfigError(f"{path}: no TOML file ({e})") from e
     return Table(path, "", values, valid)
 
 

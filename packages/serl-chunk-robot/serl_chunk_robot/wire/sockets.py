@@ -120,6 +120,17 @@ def connect(s: zmq.Socket[bytes], host: str, port: int) -> None:
         raise ConfigError(f"{host!r} is no host ({e.strerror}). Give a name or IP address alone") from e
 
 
+def unknown_host(host: str) -> str:
+    """Return that no address has the name `host`, with the reason and a remedy; "" where one has."""
+    try:
+        _families(host)
+    except (OSError, UnicodeError) as e:  # the second: no name of a host can be like that
+        return "no such host: {!r} ({}). Give its name or IP address".format(
+            host, getattr(e, "strerror", None) or "no name is like that"
+        )
+    return ""
+
+
 @functools.lru_cache(maxsize=None)  # while the network is away a look-up may take many seconds
 def _families(host: str) -> set[int]:
     return {info[0] for info in socket.getaddrinfo(host, None)}
