@@ -9,8 +9,6 @@ it is, or with the flag that its error ends in.
 
 from __future__ import annotations
 
-import argparse
-import json
 import subprocess
 import sys
 import tempfile
@@ -18,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from support.cli_args import make_parser, write_figures
 from support.foreign_experiment import UPDATES
 
 from serl_chunk.version import version_info
@@ -79,16 +78,12 @@ def train(name: str, pythons: Sequence[str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = make_parser(__doc__)
     p.add_argument("--python", required=True, nargs="+", help="interpreters of environments with the other projects")
     p.add_argument("--only", choices=CASES, help="one of them")
-    p.add_argument("--json", type=Path, help="file to write")
     args = p.parse_args()
     rows = [train(name, args.python) for name in CASES if args.only in (None, name)]
-    if args.json:
-        args.json.write_text(
-            json.dumps({"commit": version_info().commit, "updates": UPDATES, "runs": rows}, indent=1) + "\n"
-        )
+    write_figures(args, {"commit": version_info().commit, "updates": UPDATES, "runs": rows})
     raise SystemExit(0 if all(row["trained"] for row in rows) else 1)
 
 

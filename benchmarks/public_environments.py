@@ -27,6 +27,7 @@ from serl_chunk.config.agents.critic import CriticConfig
 from serl_chunk.config.agents.flow import FlowConfig
 from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig, LearnerConfig, NormaliserConfig, ReplayConfig
 from serl_chunk.config.robots import GymConfig
+from serl_chunk.version import version_info
 
 
 class Public(NamedTuple):
@@ -119,7 +120,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             figures[name] = row = tried(name, Path(folder))
         print(f"{name:40} {'trained' if row['status'] == 0 else 'FAILED '} {row['seconds']:5.0f} s  {row['error']}")
-        write_figures(args, figures)
+        write_figures(args, {"commit": version_info().commit, "runs": figures})
     print(f"{sum(row['status'] == 0 for row in figures.values())} of {len(figures)} trained")
 
 
