@@ -34,7 +34,7 @@ CASES = {
     "parts": Case("lerobot", "7,7,1,10"),
     "minari": Case("minari", "3,1,2,20"),
     "robomimic": Case("robomimic", "19,7,1,20"),
-    "goals": Case("gymnasium_robotics", "13,4,1,25"),
+    "goals": Case("gymnasium_robotics", "16,4,1,25"),
 }
 
 
