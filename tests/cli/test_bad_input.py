@@ -184,7 +184,7 @@ BAD: dict[str, tuple[str, ...]] = {
     "FAKE --local --demo_path T/weights.npz": ("--demo_format: T/weights.npz", "no known format"),
     "FAKE --local --demo_path T/five/episode_0.hdf5 T/five/episode_1.hdf5": ("episode_1", "quote a pattern"),
     "data check T/nothing*": ("nothing matches this pattern",),
-    "view nobody/nothing": ("nobody/nothing", "hf download nobody/nothing"),
+    "view user/absent": ("user/absent", "hf download user/absent"),
     "robot dry T/demos --file T/robot.toml.txt": ("--file: T/robot.toml.txt: no such file",),
     "keys join not-a-token --keys T/keys": ("sc1-",),
     "new a-b.py": ("a-b.py",),
