@@ -31,6 +31,7 @@ _NO_STATE = re.compile(
 _OUTSIDE = 0.05  # share of the steps on which a number may leave the robot's range
 _MARGIN = 0.1  # of the range, by which it may
 _FAR = 0.05  # of the range: nearer than this a state follows its command
+_TRIED = 10  # arrays of which all combinations are tried for a state of the robot's size
 _PARTS = ("eef_pos", "eef_quat", "gripper_qpos")
 
 # Names of one episode's arrays that make the state, in this order: those that must be there, and those that may.
@@ -272,7 +273,8 @@ def _guess(arrays: Mapping[str, ArrayInfo], spec: RobotSpec | None) -> Fields:
     sizes = {n: int(np.prod(numbers[n].shape[1:])) for n in state}
     some = [n for n in state if _JOINT.search(n) or _GRIPPER.search(n)]
     likely = some if any(_JOINT.search(n) for n in some) else state
-    parts = itertools.chain([likely], *(itertools.combinations(state, k) for k in range(1, min(len(state), 8) + 1)))
+    few = state[:_TRIED]
+    parts = itertools.chain([likely], *(itertools.combinations(few, k) for k in range(1, len(few) + 1)))
     fits = (list(p) for p in parts if spec is None or sum(sizes[n] for n in p) == spec.state_dim)
     state = next(fits, likely)
     state.sort(key=lambda n: bool(_GRIPPER.search(n)))

@@ -123,6 +123,15 @@ def test_unknown_names_are_listed_with_a_table_that_reads_them(tmp_path):
     assert (flag, table.partition(",")[0]) == ("--demo_fields", "state=obs/joint_pos+obs/gripper_pos")
     (episode,) = read_all(path, fields=parse_tables([table]))
     assert episode.steps.observation["state"].shape == (N, 11)
+    # Of the robot's size, and at once where many arrays are there of which none fit.
+    many = {f"traj_0/obs/part_{i}": values(N, 7) for i in range(60)}
+    for content, expected in ((ISAAC, "state=obs/eef_pos+obs/gripper_pos,"), (many, "state=obs/part_0+")):
+        there = {f"traj_0/{key}".replace("/@", "@"): v for key, v in content.items() if "part" not in key}
+        wide = hdf5_file(
+            tmp_path / f"{len(content)}.hdf5", (many if content is many else there) | {"traj_0/actions": A}
+        )
+        with pytest.raises(DataError, match=re.escape(expected)):
+            open_episodes(wide, ReadOptions(spec=ARM))
 
 
 @pytest.mark.parametrize(("text", "named"), [
