@@ -123,6 +123,10 @@ def test_unknown_names_are_listed_with_a_table_that_reads_them(tmp_path):
     assert (flag, table.partition(",")[0]) == ("--demo_fields", "state=obs/joint_pos+obs/gripper_pos")
     (episode,) = read_all(path, fields=parse_tables([table]))
     assert episode.steps.observation["state"].shape == (N, 11)
+    with h5py.File(path, "r+") as file:  # a group that holds itself
+        file["data/demo_0/obs/again"] = file["data/demo_0"]
+    with pytest.raises(DataError, match=naming("obs/joint_pos")):
+        open_episodes(path, ReadOptions())
     # Of the robot's size, and at once where many arrays are there of which none fit.
     many = {f"traj_0/obs/part_{i}": values(N, 7) for i in range(60)}
     for content, expected in ((ISAAC, "state=obs/eef_pos+obs/gripper_pos,"), (many, "state=obs/part_0+")):

@@ -39,6 +39,7 @@ MAX_RATIO = 1100  # bytes that a stored byte may stand for: gzip reaches 1032
 FLOOR = 4096  # bytes below which any ratio is harmless
 _MACHINE = {errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENOMEM, errno.ESTALE, errno.EACCES}
 _CAMERA = re.compile("image|rgb|cam", re.IGNORECASE)  # in the name of an array whose type cannot be told
+_DEEPEST = 8  # groups in groups that are looked into: a link may lead back to one above
 _MAX_LINKS = 16  # soft links on the way to an item, as in HDF5
 
 
@@ -358,7 +359,7 @@ def arrays_in(where: object, group: h5py.Group, prefix: str = "") -> Iterator[tu
         except DataError:
             yield prefix + name, ArrayInfo("unreadable", (), bool(_CAMERA.search(name)))
             continue
-        if isinstance(item, h5py.Group):
+        if isinstance(item, h5py.Group) and prefix.count("/") < _DEEPEST:
             yield from arrays_in(where, item, f"{prefix}{name}/")
         elif isinstance(item, h5py.Dataset):
             image = is_image(item)
