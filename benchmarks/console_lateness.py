@@ -123,7 +123,7 @@ class Bench:
     def __init__(self, seconds: float) -> None:
         import jax
 
-        from serl_chunk.actor.policy import ChunkPolicy
+        from serl_chunk.actor.policy import LocalPolicy
         from serl_chunk.agents.registry import make_agent
         from serl_chunk.config.experiment import ActorConfig, ExperimentConfig
         from serl_chunk.config.robots import FakeAlohaConfig
@@ -139,7 +139,7 @@ class Bench:
         spec = self.env.robot_spec
         agent = make_agent(self.config, spec)
         params = agent.flatten_params(agent.policy_params(agent.init(jax.random.key(0))))
-        self.policy = ChunkPolicy(agent, fit_preprocess(self.config, spec, []), spec)
+        self.policy = LocalPolicy(agent, fit_preprocess(self.config, spec, []), spec)
         self.policy.swap(Snapshot(1, params))
         master, self.terminal = pty.openpty()
         self._viewer = subprocess.Popen(

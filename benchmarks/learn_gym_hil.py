@@ -40,8 +40,8 @@ from serl_chunk.config.experiment import (
 )
 from serl_chunk.config.overrides import apply_overrides
 from serl_chunk.config.robots import GymConfig
-from serl_chunk.evaluation.rollouts import EVAL_SEED_BASE
 from serl_chunk.runs.metrics import read_metrics
+from serl_chunk.types import EVAL_SEED_BASE
 
 N_DEMOS = 3
 MAX_STEPS = 100  # ticks, gym-hil's own limit

@@ -22,7 +22,7 @@ from support.learning import REPORT_SEED_BASE
 from support.served import ROBOTS, ServedRobotProcess
 
 from serl_chunk.actor.episode import EpisodeRunner
-from serl_chunk.actor.policy import ChunkPolicy
+from serl_chunk.actor.policy import LocalPolicy
 from serl_chunk.actor.recorder import NullSink
 from serl_chunk.actor.stats import EpisodeSummary
 from serl_chunk.agents.registry import make_agent
@@ -47,7 +47,7 @@ def runner(config: ExperimentConfig, agent: Any, store: CheckpointStore, step: i
     with contextlib.closing(make_env(config.robot, evaluating=True)) as env:
         spec = env.robot_spec
         preprocess = Preprocess.restored(config, spec, checkpoint.meta, checkpoint.normaliser)
-        policy = ChunkPolicy(agent, preprocess, spec, seed=config.seed + 1)
+        policy = LocalPolicy(agent, preprocess, spec, seed=config.seed + 1)
         policy.swap(Snapshot(step, checkpoint.params))
         runner = EpisodeRunner(env, policy, NullSink(), config=config)
         try:

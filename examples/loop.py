@@ -53,7 +53,7 @@ def train(demos: str, episodes: int, held_out: int = 50) -> float:
     state, base, updates = agent.init(key), agent.new_base(key), 0
     for _ in range(PRETRAIN):
         state, _ = agent.update_policy(state, base, replay.sample(rng, size, 1, next_observations=False))
-    policy, sink, version = sc.ChunkPolicy(agent, preprocess, spec, seed=0), IntoReplay(replay), count()
+    policy, sink, version = sc.LocalPolicy(agent, preprocess, spec, seed=0), IntoReplay(replay), count()
     human = sc.make_intervention("scripted", env, config)
     runner = sc.EpisodeRunner(env, policy, sink, config=config, intervention=human)
     publish = lambda: policy.swap(  # noqa: E731

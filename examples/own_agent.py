@@ -35,7 +35,8 @@ class Regression(sc.Agent):
         self.net = nn.Sequential(layers)
 
     def init(self, rng):
-        return self.fresh_state(rng, self.init_policy(rng, self.net, "net"))
+        encoder, features = self.perception.init_encoder(rng)
+        return self.fresh_state(rng, {"encoder": encoder, "net": self.net.init(rng, features)})
 
     def chunk(self, policy, base, observation):
         flat = self.net.apply(policy["net"], self.perception.policy_context(policy, {}, base, observation).features)

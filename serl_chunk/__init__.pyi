@@ -2,7 +2,7 @@
 
 # ruff: noqa: I001 - one statement for each module
 from serl_chunk.actor.episode import EpisodeRunner as EpisodeRunner
-from serl_chunk.actor.policy import ChunkPolicy as ChunkPolicy
+from serl_chunk.actor.policy import LocalPolicy as LocalPolicy
 from serl_chunk.actor.remote_policy import RemotePolicy as RemotePolicy
 from serl_chunk.actor.service import ActorService as ActorService
 from serl_chunk.agents.base import Agent as Agent

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import logging
 import os
 import re
 import sys
@@ -17,9 +18,11 @@ from serl_chunk.types import ConfigError, SerlChunkError
 
 OPENGL_HINT = (
     "headless rendering needs MUJOCO_GL=egl (or unset) and, on Debian and Ubuntu, "
-    "`apt install libegl1 libegl-mesa0 libgl1-mesa-dri`"
+    "`apt install libegl1 libegl-mesa0 libgl1 libgl1-mesa-dri`"
 )
-_OF_OPENGL = re.compile(r"OpenGL|EGL|GLX|[Gg][Ll][Ff][Ww]|OS[Mm]esa|GLContext|\b(egl|gl|glad)[A-Z]|MUJOCO_GL|DISPLAY")
+_OF_OPENGL = re.compile(
+    r"OpenGL|libGL|EGL|GLX|[Gg][Ll][Ff][Ww]|OS[Mm]esa|GLContext|\b(egl|gl|glad)[A-Z]|MUJOCO_GL|DISPLAY"
+)
 
 
 def mujoco(user: str, extra: str) -> Any:
@@ -36,9 +39,24 @@ def ogbench(user: str) -> Any:
     return package
 
 
-def robosuite(user: str) -> Any:
+def robosuite(user: str, extra: str = "robomimic") -> Any:
     """The package `robosuite`, which `user` needs; raises ConfigError as `mujoco` does."""
-    return _simulator("robosuite", user, "robomimic")
+    logging.getLogger("robosuite_logs").addFilter(_is_error)  # it announces every file it reads, and one it misses
+    return _simulator("robosuite", user, extra)
+
+
+def libero(user: str) -> Any:
+    """The package `libero.libero` with its benchmarks and environments, for `user`; raises ConfigError as `mujoco`
+    does.
+    """
+    robosuite(user, "libero")
+    for module in ("benchmark", "envs"):
+        _simulator(f"libero.libero.{module}", user, "libero")
+    return _simulator("libero.libero", user, "libero")
+
+
+def _is_error(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR
 
 
 def _simulator(module: str, user: str, extra: str) -> Any:
@@ -46,7 +64,7 @@ def _simulator(module: str, user: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ConfigError(
+        raise opengl_error(error, user) or ConfigError(
             f"{user} needs {module.partition('.')[0]}, which cannot be imported ({error}): "
             f"pip install 'serl-chunk[{extra}]'"
         ) from error

@@ -24,6 +24,10 @@ HUMAN_DIMS = "human_dims"  # in a block of steps, uint8[M, A]: see Step.human_di
 DECISION_PREFIX = "decision/"  # of what a decision recorded, in a block of steps
 CRITIC_CHOOSES = "critic_chooses"  # in a policy's parameters, bool[]: its critic may choose among candidates
 SUCCESS_REWARD = 1.0  # the least reward of a success, see `success_step`
+DEMO_SEED_BASE = 0  # start states of demonstrations
+EVAL_SEED_BASE = 1_000_000  # of reported figures
+VALIDATION_SEED_BASE = 2_000_000  # that checkpoints are chosen on
+TRAINING_SEED_BASE = 3_000_000  # of training episodes, from here upwards: none is held out
 PROMPT, PROMPT_MASK = "prompt", "prompt_mask"  # the task's text for networks: int32[L] tokens, bool[L] which are given
 
 Array = Any  # a numpy array on the host or a JAX array on the device
@@ -140,9 +144,37 @@ class Begin(NamedTuple):
     robot: str = ""
     specs_digest: str = ""
     init_state: str = ""  # id of the start state where a scheduler gave one
-    group: str = ""  # id of the group of episodes that share a start state
+    ticket: str = ""  # whose slot it runs, see `Ticket.id`
     conditions: str = ""  # JSON, see `RobotEnv.conditions`; files and journals may be without it
     demonstration: bool = False  # streamed by `record --ip`, for the partition `demo`; on wire and in journals alone
+
+
+MAX_TICKET_TEXT = 500  # characters of a ticket's task and of its init state: hundreds of tickets fit a message
+
+
+class Ticket(NamedTuple):
+    """The right to run one slot: an episode of a group, whose episodes share a start state and a policy."""
+
+    iteration: int
+    group: int  # of the iteration
+    slot: int  # of the group
+    attempt: int  # of the slot; a slot that gave no sample is handed out again, with the same seed
+    task: str
+    init_state: str  # see `RobotEnv.reset`
+    version: int  # of the snapshot that decides in the whole episode
+    seed: int  # a decision's key follows from it and the decision's number
+    lease: float  # seconds that it is held for at most, from when it was handed out
+
+    @property
+    def id(self) -> str:
+        return f"{self.iteration}.{self.group}.{self.slot}.{self.attempt}"
+
+
+class Grant(NamedTuple):
+    """The learner's answer to an actor that requests tickets."""
+
+    tickets: tuple[Ticket, ...]  # the whole set that its session shall hold now: one that is not in it is withdrawn
+    waiting: str = ""  # why it is to wait, in words; empty where nothing is lacking
 
 
 class Step(NamedTuple):

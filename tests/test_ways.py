@@ -21,7 +21,7 @@ from ports import free_port
 import serl_chunk
 import serl_chunk_robot
 from serl_chunk.actor.episode import EpisodeRunner
-from serl_chunk.actor.policy import ChunkPolicy
+from serl_chunk.actor.policy import LocalPolicy
 from serl_chunk.agents.base import Agent
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.config.agents.acfql import AcfqlConfig
@@ -187,7 +187,7 @@ class Pair:
             spools=lambda run: Spool(folder / "spool" / run, limits),
         )))  # fmt: skip
         self.link.connect(timeout=30)
-        self.policy = ChunkPolicy(agent, identity(HORIZON, CAMERA), SPEC, seed=0)
+        self.policy = LocalPolicy(agent, identity(HORIZON, CAMERA), SPEC, seed=0)
         self.runner = EpisodeRunner(MarkedEnv(length=2 * LENGTH), self.policy, self.link, config=config)
         stack.callback(self.runner.close)
 

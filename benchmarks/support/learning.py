@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from serl_chunk.actor.policy import ChunkPolicy
+from serl_chunk.actor.policy import LocalPolicy
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.cli.local import train_local
 from serl_chunk.cli.record import run_record
@@ -24,12 +24,12 @@ from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.overrides import difference, to_dict
 from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.evaluation.results import wilson_interval
-from serl_chunk.evaluation.rollouts import VALIDATION_SEED_BASE, evaluate
+from serl_chunk.evaluation.rollouts import evaluate
 from serl_chunk.learner.building import RunOptions
 from serl_chunk.robots.registry import make_env
 from serl_chunk.runs.checkpoints import CheckpointStore
 from serl_chunk.runs.metrics import read_metrics
-from serl_chunk.types import Snapshot
+from serl_chunk.types import VALIDATION_SEED_BASE, Snapshot
 from support.cli_args import add_settings, keep_plan, make_parser, settings
 from support.results import Checkpoint
 
@@ -101,11 +101,11 @@ class Trained:
         """The checkpoints, in their order."""
         return self.store.steps()
 
-    def policy(self, step: int) -> tuple[ChunkPolicy, dict[str, Any]]:
+    def policy(self, step: int) -> tuple[LocalPolicy, dict[str, Any]]:
         """Return the mean policy of a checkpoint, and what is noted with it."""
         stored = self.store.restore_policy(step)
         preprocess = Preprocess.restored(self.config, self.env.robot_spec, stored.meta, stored.normaliser)
-        policy = ChunkPolicy(self._agent, preprocess, self.env.robot_spec, seed=1)
+        policy = LocalPolicy(self._agent, preprocess, self.env.robot_spec, seed=1)
         policy.swap(Snapshot(step, stored.params))
         return policy, stored.meta
 

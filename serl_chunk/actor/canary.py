@@ -164,10 +164,10 @@ class Canary:
         return Verdict(not worse, candidate.version, mine, acting.version, former, probability)
 
 
-def count_episode(policy: Policy, episode_id: str, summary: EpisodeSummary) -> None:
-    """Count an episode that `policy` chose its snapshot for, where it has a gate."""
+def count_episode(policy: Policy, version: int, episode_id: str, summary: EpisodeSummary) -> None:
+    """Count an episode of snapshot `version`, where `policy` has a gate."""
     gate, success = policy.gate, succeeded_alone(summary)
-    if gate is not None and success is not None and (verdict := gate.add(policy.version, episode_id, success)):
+    if gate is not None and success is not None and (verdict := gate.add(version, episode_id, success)):
         verdict.log()
 
 

@@ -7,7 +7,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.console.view import Obstacle
 from serl_chunk.io import Waiting
 from serl_chunk.outcomes.judge import OPERATOR, Judge
-from serl_chunk.robots.base import Expert, InterventionCommand, InterventionSource, RobotEnv
+from serl_chunk.robots.base import Expert, InterventionCommand, InterventionSource, RobotEnv, seed_of
 from serl_chunk.types import STATE, Begin, DataError, End, Observation, Outcome, RecordSink, RobotSpec, Source, Step
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class Interventions:
             restart()
 
     def poll(
-        self, tick: int, observation: Observation, decision_tick: bool, last: np.ndarray
+        self, tick: int, observation: Observation, decision_tick: Callable[[], bool], last: np.ndarray
     ) -> InterventionCommand | None:
         """Return the human's command for this tick, or None; see `InterventionSource.poll`.
 
@@ -66,7 +66,7 @@ class Interventions:
         """
         if self._source is None or 0 < self._limit <= self.total_ticks:
             return None
-        human = self._source.poll(tick, observation, decision_tick, last)
+        human = self._source.poll(tick, observation, decision_tick(), last)
         self.released |= self._began and human is None
         self._began |= human is not None
         if human is None:
@@ -169,7 +169,7 @@ class EpisodeRunner:
             spec.camera(name)
         env.watch(watched)
         self.interventions = Interventions(intervention, spec, actor.max_human_ticks, human_ticks_before)
-        self._env, self._config, self._sink = env, config, sink
+        self._env, self._config, self.sink = env, config, sink
         self._operator = operator or LoopOperator()
         # Without the operator's own: a stop before an episode is latched, and its reset waits for a clear.
         self._session_stop = stop
@@ -181,6 +181,7 @@ class EpisodeRunner:
         every_tick, self._planner = True, Planner()
         self._realtime_planner: Callable[[bool], Planner | None] | None = None  # until inference is measured
         if isinstance(policy, Policy):
+            policy.by_episode = config.agent.iterates
             auto = actor.frames == "auto" and (env.frames_with_observation or env.images == "always")
             every_tick = not isinstance(sink, NullSink) and (auto or actor.frames == "every_tick")
             queue = ChunkQueue(config.chunk.executed, self._commands.hold_after, adaptive=actor.adaptive_execution)
@@ -213,11 +214,8 @@ class EpisodeRunner:
     def lateness(self) -> Lateness:
         return self._pacing.lateness()
 
-    def run_episode(
-        self, seed: int,
-        *, explore: bool = False, random_steps: int = 0, episode_id: str | None = None, arm: str = "",
-    ) -> EpisodeSummary:  # fmt: skip
-        """Run one episode; see `begin`.
+    def run_episode(self, seed: int, *, explore: bool = False, **options: Any) -> EpisodeSummary:
+        """Run one episode; `options` are those of `begin`.
 
         An error closes the episode as truncated and is raised. In real time the first one is preceded by the warm-up of
         inference: between a reset and its first tick nothing commands the robot.
@@ -226,7 +224,7 @@ class EpisodeRunner:
             Waiting(logger).until(self._policy.available, self._over, self._poll, every=AWAY_POLL_SECONDS)
         self._warm_up(explore)
         with self._pacing.episode():
-            episode = self.begin(seed, explore=explore, random_steps=random_steps, episode_id=episode_id, arm=arm)
+            episode = self.begin(seed, explore=explore, **options)
             try:
                 while episode.end is None:
                     request = self.due(episode)
@@ -246,20 +244,36 @@ class EpisodeRunner:
     def begin(
         self, seed: int,
         *, explore: bool = False, random_steps: int = 0, episode_id: str | None = None, arm: str = "",
+        init_state: str = "", ticket: str = "", decision_seed: int | None = None,
     ) -> EpisodeState:  # fmt: skip
-        """Reset the robot with `seed`; the episode's first `random_steps` ticks execute uniformly random commands.
-
-        `arm`: who decides, see `policy.Request`.
+        """Reset the robot; an agent that trains in iterations takes its newest policy, for the whole episode.
 
         Where the session ends before the first tick, or the operator stops the robot, `end` is set, and nothing is
         recorded. A session that has ended resets nothing.
+
+        Args:
+            seed: of the reset.
+            random_steps: the episode's first ticks, which execute uniformly random commands.
+            arm: who decides, see `policy.Request`.
+            init_state: id of the saved state to begin in, or `seed-N`, which is a reset with N instead of `seed`;
+                empty: as `seed` gives it.
+            ticket: recorded, see `types.Ticket.id`.
+            decision_seed: of the keys of decisions, see `policy.Request.key`; None: the policy counts.
+
+        Raises ConfigError for a state that the robot cannot restore.
         """
+        if (number := seed_of(init_state)) is not None:
+            seed, init_state = number, ""
+        if init_state:
+            self._env.check_init_state(init_state)
         self._warm_up(explore)
+        if self._policy is not None and self._policy.by_episode:
+            self._policy.refresh()
         spec, planner, name = self.spec, self._planner, episode_id or f"actor-{self._begun:06d}"
-        meter = EpisodeMeter(seed, self._pacing.clock.now(), self._decided)
+        meter = EpisodeMeter(seed, self._pacing.clock.now())
         over, task = self._over() is not None, self._config.robot.task  # stopped while the policy was waited for
         try:
-            raw = None if over else self._operator.reset(self._env, seed)
+            raw = None if over else self._operator.reset(self._env, seed, init_state)
         except BaseException as error:
             error.add_note(f"before tick 0 of episode {name}")
             raise
@@ -268,15 +282,15 @@ class EpisodeRunner:
             end = End(name, 0, None, False, True, Outcome.UNKNOWN, self._stop() or OPERATOR)
             return EpisodeState(name, meter, end=end)
         meter.conditions = self._env.conditions
-        begin = Begin(name, task, spec.name, spec.digest(), f"seed-{seed}", "", meter.conditions)
-        recorder = EpisodeRecorder(self._sink, begin, self._operator.decided, self._operator.feed)
+        begin = Begin(name, task, spec.name, spec.digest(), init_state or f"seed-{seed}", ticket, meter.conditions)
+        recorder = EpisodeRecorder(self.sink, begin, self._operator.decided, self._operator.feed)
         observed = LazyObservation(self._env, raw, self._frames.names)
-        planner.begin(recorder, seed, explore=explore, arm=arm)
+        planner.begin(recorder, seed, explore=explore, arm=arm, decision_seed=decision_seed)
         self.interventions.reset(seed)
         if (deadlines := self._pacing.deadlines()) is not None:
             planner.start(deadlines)
         hold = self._commands.begin(observed.observation[STATE])
-        rng = np.random.default_rng([seed, self._begun])
+        rng = np.random.default_rng([seed, self._begun if decision_seed is None else decision_seed])
         episode = EpisodeState(
             name, meter, recorder, observed, deadlines,
             rng=rng, random_steps=random_steps, executed=hold, hold=hold, waits=self._from_motion,
@@ -315,7 +329,7 @@ class EpisodeRunner:
             episode.window_ends.discard(tick)
             observed.with_frames()
         version = self._version
-        would_decide = self._planner.would_decide(tick, by_human=episode.by_human)
+        would_decide = functools.partial(self._planner.would_decide, tick, by_human=episode.by_human)
         human = self.interventions.poll(tick, observed.observation, would_decide, episode.executed)
         if holds:
             self.interventions.restart()
@@ -447,19 +461,15 @@ class EpisodeRunner:
         assert episode.end is not None
         deadlines, meter = episode.deadlines, episode.meter
         late = None if deadlines is None else Lateness.of(deadlines.lateness, deadlines.missed_periods)
-        now = self._pacing.clock.now()
-        stats = meter.summary(episode.end, self.spec.control_hz, now=now, decided=self._decided, lateness=late)
+        now, recorder = self._pacing.clock.now(), episode.recorder
+        clipped = recorder.clipped / max(1, recorder.values) if recorder is not None else 0.0
+        stats = meter.summary(episode.end, self.spec.control_hz, now=now, clipped_share=clipped, lateness=late)
         stats.human_ticks, stats.segments = self.interventions.ticks, self.interventions.segments
         if stats.fault:
             logger.warning(f"the robot ended episode {episode.id}: {stats.fault}")
         if deadlines is not None:
             self._pacing.warn(episode.id, stats, deadlines, meter.step_seconds)
         return stats
-
-    @property
-    def _decided(self) -> tuple[int, int]:
-        """Values that the policy decided so far, and how many of them were clipped."""
-        return (0, 0) if self._policy is None else (self._policy.values, self._policy.clipped)
 
     @property
     def _version(self) -> int:

@@ -117,7 +117,8 @@ class InferenceThread:
                 if self._closed:
                     return
                 self._look = False
-            self._policy.refresh()
+            if not self._policy.by_episode:
+                self._policy.refresh()
 
 
 class DelayEstimate:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from serl_chunk.agents.base import Agent
@@ -12,7 +13,16 @@ from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.data.prompts import tokens_digest
 from serl_chunk.transport.client.link import LearnerLink
 from serl_chunk.transport.wire.handshake import Welcome
-from serl_chunk.types import Amend, DataError, PolicyOrigin, RecordSink, RobotSpec, SerlChunkError, SnapshotSource
+from serl_chunk.types import (
+    Amend,
+    DataError,
+    Grant,
+    PolicyOrigin,
+    RecordSink,
+    RobotSpec,
+    SerlChunkError,
+    SnapshotSource,
+)
 
 
 class ActorLink(RecordSink, SnapshotSource, Protocol):
@@ -52,6 +62,15 @@ class ActorLink(RecordSink, SnapshotSource, Protocol):
 
     def amend(self, record: Amend) -> None:
         """Send a correction of an episode that has ended."""
+
+    @property
+    def grant(self) -> Grant | None:
+        """The learner's newest answer to `request_tickets`; see `LearnerLink.grant`."""
+        return None
+
+    def request_tickets(self, held: Sequence[str], capacity: int) -> None:
+        """See `LearnerLink.request_tickets`."""
+        return
 
     def can_begin(self) -> tuple[bool, str]:
         """Return whether an episode may begin, and the reason where not."""

@@ -23,10 +23,12 @@ class Planner:
 
     execute_steps = 1  # ticks that a decision serves
 
-    def begin(self, recorder: EpisodeRecorder, seed: int, *, explore: bool, arm: str = "") -> None:
+    def begin(
+        self, recorder: EpisodeRecorder, seed: int, *, explore: bool, arm: str = "", decision_seed: int | None = None
+    ) -> None:
         """Forget what was planned in the previous episode; the environment was reset with `seed`.
 
-        `arm`: see `policy.Request`.
+        `arm`: see `policy.Request`. `decision_seed`: of the decisions' keys; None: of the policy's counter.
         """
 
     def start(self, deadlines: Deadlines) -> None: ...
@@ -64,7 +66,9 @@ class ExpertPlanner(Planner):
     def __init__(self, expert: Expert) -> None:
         self._expert = expert
 
-    def begin(self, recorder: EpisodeRecorder, seed: int, *, explore: bool, arm: str = "") -> None:
+    def begin(
+        self, recorder: EpisodeRecorder, seed: int, *, explore: bool, arm: str = "", decision_seed: int | None = None
+    ) -> None:
         self._expert.reset(seed)
 
     def action(self, tick: int) -> TickAction | None:
@@ -79,10 +83,13 @@ class ChunkPlanner(Planner):
         self._queue, self._policy = queue, policy
         self._decided_at = 0  # decision tick of the last executed chunk
 
-    def begin(self, recorder: EpisodeRecorder, seed: int, *, explore: bool, arm: str = "") -> None:
+    def begin(
+        self, recorder: EpisodeRecorder, seed: int, *, explore: bool, arm: str = "", decision_seed: int | None = None
+    ) -> None:
         self.flush()
         self._decided_at, self._recorder, self._explore = 0, recorder, explore
-        self._task, self._arm = recorder.task, arm
+        self._task, self._arm, self._seed = recorder.task, arm, decision_seed
+        self._requests = 0  # of the episode
 
     def action(self, tick: int) -> TickAction | None:
         queued = self._queue.pop(tick)
@@ -101,7 +108,9 @@ class ChunkPlanner(Planner):
 
     def _request(self, tick: int, observe: Callable[[], Observation], hold: np.ndarray, delay: int) -> Request:
         prefix = self._queue.committed(tick, delay, hold)
-        return Request(observe(), tick, self._queue.epoch, self._explore, prefix, self._task, self._arm)
+        key = None if self._seed is None else (self._seed, self._requests)
+        self._requests += 1
+        return Request(observe(), tick, self._queue.epoch, self._explore, prefix, self._task, self._arm, key)
 
 
 class LockstepPlanner(ChunkPlanner):
@@ -124,11 +133,12 @@ class LockstepPlanner(ChunkPlanner):
             return None
         if self._before_decision is not None:
             self._before_decision()
-        self._policy.refresh()
+        if not self._policy.by_episode:
+            self._policy.refresh()
         return self._request(tick, observe, hold, self._delay)
 
     def accept(self, decision: Decision, tick: int) -> None:
-        self._recorder.decided(decision.tick, decision.record, decision.actions)
+        self._recorder.decided(decision)
         joined = self._queue.join(decision, tick + self._delay) is not None
         assert joined, "execute_steps > delay_ticks is checked where the configuration is built"
 
@@ -209,7 +219,7 @@ class RealtimePlanner(ChunkPlanner):
         if self._queue.join(decision, tick) is None:
             self._recorder.release()
         else:
-            self._recorder.decided(decision.tick, decision.record, decision.actions)
+            self._recorder.decided(decision)
 
     def flush(self) -> None:
         super().flush()

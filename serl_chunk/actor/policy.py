@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import functools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from serl_chunk.agents.base import Agent
 
 _REMEMBERED = 16  # versions whose time of arrival is kept
+BLOCK = 16  # rows of a call whose decisions have keys of their own, whatever runs at once
 
 AWAY_POLL_SECONDS = 0.02  # between looks at a policy that is away
 NO_SERVER = "start the policy server, or check actor.policy"
@@ -59,6 +60,7 @@ class Request(NamedTuple):
     prefix: np.ndarray | None = None  # float32[d, A], robot units: actions committed to the ticks from `tick` on
     task: str = ""  # the episode's, in words
     arm: str = ""  # who decides: ONE or BEST; empty: BEST where the parameters permit it, else ONE
+    key: tuple[int, int] | None = None  # of a ticket's seed and the decision's number in its episode; None: a counter's
 
 
 def blank_request(spec: RobotSpec, cameras: Iterable[str], *, explore: bool, task: str = "") -> Request:
@@ -79,9 +81,10 @@ class Decision(NamedTuple):
     steps: int | None = None  # index at which the agent would rather follow a newer chunk; None: not given
     tick: int = 0  # of the observation
     epoch: int = 0  # of the chunk queue when the observation was taken
+    clipped: int = 0  # values that were beyond the robot's limits
 
 
-class _Acting(NamedTuple):
+class Acting(NamedTuple):
     """Parameters and their version, replaced together: a decision uses one pair to its end."""
 
     params: Any
@@ -94,11 +97,13 @@ class _Acting(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """An observation as an agent reads it."""
+    """A request as an agent reads it."""
 
     state: np.ndarray  # raw, float32[S]
     inputs: Observation
-    arm: str = ""  # see `Request`
+    arm: str = ""  # here and below: see `Request`
+    key: tuple[int, int] | None = None
+    prefix: np.ndarray | None = None
 
 
 class Policy(abc.ABC):
@@ -108,7 +113,6 @@ class Policy(abc.ABC):
     """Cameras whose frames a request has."""
 
     def __init__(self, spec: RobotSpec) -> None:
-        self.values = self.clipped = 0  # H * A values decided so far, and how many of them were clipped
         self._low, self._high = np.array(spec.action_low, np.float32), np.array(spec.action_high, np.float32)
         # Decoding an action on the limit exactly may miss it by rounding; that is not clipping.
         self._slack = 1e-5 * (self._high - self._low)
@@ -120,6 +124,9 @@ class Policy(abc.ABC):
 
     gate: Canary | None = None
     """What a newer snapshot passes before it acts in every episode; None: it acts at once."""
+
+    by_episode = False
+    """Whether one version decides in a whole episode (`AgentConfig.iterates`); set by who runs the episodes."""
 
     @property
     def critic_chooses(self) -> bool:
@@ -174,24 +181,26 @@ class Policy(abc.ABC):
         """Decide, and poll where that waits for something else than the processor."""
         return self.decide(request)
 
-    def _limited(self, decoded: np.ndarray, version: int) -> np.ndarray:
-        """Return a chunk float32[H, A] of the robot's units within its limits. Raises PolicyError: not finite."""
+    def _limited(self, decoded: np.ndarray, version: int) -> tuple[np.ndarray, int]:
+        """Return a chunk float32[H, A] of the robot's units within its limits, and how many values were beyond them.
+
+        Raises PolicyError: not finite.
+        """
         if not np.isfinite(decoded).all():
             raise PolicyError(
                 f"policy version {version} gave an action that is not finite: its training has diverged. Stop "
                 "the run, and resume it from an earlier checkpoint"
             )
         beyond = (decoded < self._low - self._slack) | (decoded > self._high + self._slack)
-        self.values += decoded.size
-        self.clipped += int(np.count_nonzero(beyond))
-        return np.clip(decoded, self._low, self._high)
+        return np.clip(decoded, self._low, self._high), int(np.count_nonzero(beyond))
 
 
-class ChunkPolicy(Policy):
+class LocalPolicy(Policy):
     """Decides with its newest parameters.
 
-    The random key of decision number n is `fold_in(key(seed), n)`. One thread at a time decides; another one may
-    `refresh` meanwhile.
+    The random key of decision number n is `fold_in(key(seed), n)`, where the request has none of its own: with (s, n)
+    it is `fold_in(fold_in(key(0), s), n)`, s modulo 2**32. Such a decision depends on its request and the parameters
+    alone, bit for bit. One thread at a time decides; another one may `refresh` meanwhile.
 
     Args:
         source: of newer snapshots; None where `swap` is called by hand. Those for another normaliser are never taken.
@@ -209,7 +218,7 @@ class ChunkPolicy(Policy):
         self.agent, self.preprocess, self.image_keys = agent, preprocess, preprocess.image_keys
         self._source, self.gate = source, gate
         self._origin = PolicyOrigin(run, preprocess.digest())
-        self._acting: _Acting | None = None
+        self._acting: Acting | None = None
         self._arrived: dict[int, float] = {}  # of the newest versions; a queue may still run an older one
         self._key = jax.random.key(seed)
         self._decisions = 0
@@ -235,7 +244,7 @@ class ChunkPolicy(Policy):
             self._arrived[snapshot.version] = snapshot.arrived
             while len(self._arrived) > _REMEMBERED:
                 del self._arrived[next(iter(self._arrived))]
-        self._acting = _Acting(params, snapshot.version, bool(snapshot.params.get(CRITIC_CHOOSES, True)))
+        self._acting = Acting(params, snapshot.version, bool(snapshot.params.get(CRITIC_CHOOSES, True)))
 
     def age(self, version: int, now: float) -> float:
         arrived = self._arrived.get(version)
@@ -269,64 +278,106 @@ class ChunkPolicy(Policy):
         """Compute a chunk. Raises PolicyError before the first snapshot, and for an action that is not finite."""
         import jax
 
-        observation, tick, epoch, explore, prefix, task, arm = request
-        acting = self._ready()
-        state = observation[STATE]
-        inputs: Any = self.preprocess.observe(observation, task)
-        key = jax.random.fold_in(self._key, self._decisions)
-        self._decisions += 1
-        encoded = None
-        if prefix is not None and len(prefix):
-            committed = np.zeros((self.preprocess.horizon, prefix.shape[1]), np.float32)
-            committed[: len(prefix)] = self.preprocess.encode(state, prefix)
-            encoded = committed, (np.arange(len(committed)) < len(prefix)).astype(np.float32)
-        chunk, record = jax.device_get(
-            self.agent.sample(acting.params, inputs, key, explore=explore, committed=encoded, alone=acting.alone(arm))
-        )
-        decoded = self.preprocess.decode(state, chunk)
-        if prefix is not None:
-            decoded[: len(prefix)] = prefix  # exactly what runs, not its image through encode and decode
-        return self._decision(decoded, chunk, record, acting.version)._replace(tick=tick, epoch=epoch)
+        row = self.prepare(request)
+        if row.key is not None:
+            decision = self.decide_each([row], explore=request.explore)[0]
+            if isinstance(decision, PolicyError):
+                raise decision
+        else:
+            acting, explore = self.acting, request.explore
+            key = jax.random.fold_in(self._key, self._decisions)
+            self._decisions += 1
+            given = None if row.prefix is None else self._committed(row)
+            inputs: Any = row.inputs
+            chunk, record = jax.device_get(
+                self.agent.sample(
+                    acting.params, inputs, key, explore=explore, committed=given, alone=acting.alone(row.arm)
+                )
+            )
+            decoded = self.preprocess.decode(row.state, chunk)
+            decision = self._decision(row, decoded, chunk, record, acting.version)
+        return decision._replace(tick=request.tick, epoch=request.epoch)
 
-    def prepare(self, observation: Observation, task: str = "", arm: str = "") -> Prepared:
-        """Return an observation as `decide_each` takes it; for any thread. Raises ConfigError for a bad task."""
-        return Prepared(observation[STATE], self.preprocess.observe(observation, task), arm)
+    def prepare(self, request: Request) -> Prepared:
+        """Return a request as `decide_each` takes it; for any thread. Raises ConfigError for a bad task."""
+        observation, prefix = request.observation, request.prefix
+        inputs = self.preprocess.observe(observation, request.task)
+        given = prefix if prefix is not None and len(prefix) else None
+        return Prepared(observation[STATE], inputs, request.arm, request.key, given)
 
-    def decide_each(self, rows: Sequence[Prepared], *, explore: bool = False) -> list[Decision | PolicyError]:
+    def decide_each(
+        self, rows: Sequence[Prepared], *, explore: bool = False, size: int = 0, acting: Acting | None = None
+    ) -> list[Decision | PolicyError]:
         """Compute a chunk for each of several robots at once, or the error that one has.
 
         Each number of rows is compiled once; no row changes what another gets. Raises PolicyError before the first
         snapshot.
+
+        Args:
+            rows: all with keys of their own, or none. Those are computed BLOCK at a time.
+            size: compute so many at a time, and fill up the last ones; 0: all `rows`.
+            acting: decide by these parameters instead of the newest.
         """
+        size = BLOCK if rows[0].key is not None else size or len(rows)
+        acting, decisions = acting or self.acting, list[Decision | PolicyError]()
+        for first in range(0, len(rows), size):
+            decisions += self._decide_block(rows[first : first + size], size, acting, explore)
+        return decisions
+
+    def _decide_block(
+        self, rows: Sequence[Prepared], size: int, acting: Acting, explore: bool
+    ) -> Iterator[Decision | PolicyError]:
         import jax
 
-        acting = self._ready()
-        inputs: Any = self.preprocess.stacked([row.inputs for row in rows])
-        keys = _folded_in()(self._key, np.arange(self._decisions, self._decisions + len(rows)))
-        self._decisions += len(rows)
-        alone = np.array([acting.alone(row.arm) for row in rows])
-        chunks, record = jax.device_get(self.agent.decide(acting.params, inputs, keys, explore=explore, alone=alone))
-        decisions: list[Decision | PolicyError] = []
+        filled = [*rows, *[rows[0]] * (size - len(rows))]
+        inputs: Any = self.preprocess.stacked([row.inputs for row in filled])
+        if rows[0].key is None:
+            keys = _folded_in()(self._key, self._decisions + np.arange(size))
+            self._decisions += len(rows)
+        else:
+            keys = _keys_of()(np.array([row.key for row in filled], np.int64).astype(np.uint32))
+        given = None
+        if any(row.prefix is not None for row in rows):
+            actions, mask = zip(*map(self._committed, filled), strict=True)
+            given = np.stack(actions), np.stack(mask)
+        alone = np.array([acting.alone(row.arm) for row in filled])
+        chunks, record = jax.device_get(
+            self.agent.decide(
+                acting.params, inputs, keys, explore=explore, committed=given, alone=alone,
+                rows=None if rows[0].key is None else len(rows),
+            )
+        )  # fmt: skip
+        decoded = self.preprocess.decode(np.stack([row.state for row in rows]), chunks[: len(rows)])
         for i, row in enumerate(rows):
             own = {name: values[i] for name, values in record.items()}
             try:
-                decoded = self.preprocess.decode(row.state, chunks[i])
-                decisions.append(self._decision(decoded, chunks[i], own, acting.version))
+                yield self._decision(row, decoded[i], chunks[i], own, acting.version)
             except PolicyError as error:
-                decisions.append(error)
-        return decisions
+                yield error
 
-    def _ready(self) -> _Acting:
+    def _committed(self, row: Prepared) -> tuple[np.ndarray, np.ndarray]:
+        """Return committed actions float32[H, A] in model space, and which are given, float32[H]."""
+        h, prefix = self.preprocess.horizon, row.prefix
+        committed = np.zeros((h, len(self._low)), np.float32)
+        if prefix is not None:
+            committed[: len(prefix)] = self.preprocess.encode(row.state, prefix)
+        return committed, (np.arange(h) < (0 if prefix is None else len(prefix))).astype(np.float32)
+
+    @property
+    def acting(self) -> Acting:
+        """The newest parameters. Raises PolicyError before the first snapshot."""
         if (acting := self._acting) is None:
             raise PolicyError("the policy has no parameters yet: wait for the learner's first snapshot, then decide")
         return acting
 
     def _decision(
-        self, decoded: np.ndarray, chunk: np.ndarray, record: dict[str, np.ndarray], version: int
+        self, row: Prepared, decoded: np.ndarray, chunk: np.ndarray, record: dict[str, np.ndarray], version: int
     ) -> Decision:
-        actions = self._limited(decoded, version)
+        if row.prefix is not None:
+            decoded[: len(row.prefix)] = row.prefix  # exactly what runs, not its image through encode and decode
+        actions, clipped = self._limited(decoded, version)
         steps = int(record["steps"]) if "steps" in record else None
-        return Decision(actions, {**record, "chunk": np.asarray(chunk)}, version, steps)
+        return Decision(actions, {**record, "chunk": np.asarray(chunk)}, version, steps, clipped=clipped)
 
 
 @functools.cache
@@ -335,3 +386,14 @@ def _folded_in() -> Callable[[jax.Array, np.ndarray], jax.Array]:
     import jax
 
     return jax.jit(jax.vmap(jax.random.fold_in, in_axes=(None, 0)))
+
+
+@functools.cache
+def _keys_of() -> Callable[[np.ndarray], jax.Array]:
+    """Return what makes the key of each decision from its seed and number, uint32[N, 2]."""
+    import jax
+
+    def key(pair: jax.Array) -> jax.Array:
+        return jax.random.fold_in(jax.random.fold_in(jax.random.key(0), pair[0]), pair[1])
+
+    return jax.jit(jax.vmap(key))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from serl_chunk.console.feed import LiveFeed
 from serl_chunk.robots.base import RobotEnv
 from serl_chunk.types import IMAGE_PREFIX, STATE, Begin, End, Observation, RecordSink, Step
+
+if TYPE_CHECKING:
+    from serl_chunk.actor.policy import Decision
 
 
 class RecordedFrame(NamedTuple):
@@ -125,6 +128,7 @@ class EpisodeRecorder:
         self._waiting: list[Step] = []
         self._frames = RepeatedFrames()
         self.length = 0  # steps handed over or waiting
+        self.values = self.clipped = 0  # of the decisions' actions, and how many of them were beyond the limits
         if feed is not None:
             feed.begin(begin)
 
@@ -132,14 +136,16 @@ class EpisodeRecorder:
         """Wait for the decision on the observation of `tick`, the current one."""
         self._awaited = tick
 
-    def decided(self, tick: int, record: dict[str, np.ndarray], actions: np.ndarray | None = None) -> None:
-        """Record what a decision on the observation of `tick` computed. `actions`: its chunk, in the robot's units."""
-        self._decisions[tick] = record
+    def decided(self, decision: Decision) -> None:
+        """Record what a decision computed."""
+        self._decisions[decision.tick] = decision.record
+        self.values += decision.actions.size
+        self.clipped += decision.clipped
         if self._on_decision is not None:
-            self._on_decision(record)
-        if self._feed is not None and actions is not None:
-            self._feed.decided(tick, actions, record)
-        if self._awaited == tick:
+            self._on_decision(decision.record)
+        if self._feed is not None:
+            self._feed.decided(decision.tick, decision.actions, decision.record)
+        if self._awaited == decision.tick:
             self.release()
 
     def release(self) -> None:

@@ -61,11 +61,11 @@ class RemotePolicy(Policy):
             actions[: len(request.prefix)] = request.prefix
         version = reply.get("policy_version", 0)
         self._version = int(version) if isinstance(version, int | float) and 0 <= version < 2**31 else 0
-        limited = self._limited(actions, self._version)
+        limited, clipped = self._limited(actions, self._version)
         record = {"actions": limited}
         if isinstance(q := reply.get("q"), int | float):
             record["q"] = np.asarray(q, np.float32)
-        return Decision(limited, record, self._version, None, request.tick, request.epoch)
+        return Decision(limited, record, self._version, None, request.tick, request.epoch, clipped)
 
     def _decide_polling(self, request: Request, stop: Callable[[], str | None], poll: Callable[[], object]) -> Decision:
         """Decide on another thread: a reply may take minutes, in which keys must stop the robot."""

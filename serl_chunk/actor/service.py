@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import math
 import threading
 import zlib
 from collections.abc import Callable, Sequence
@@ -18,9 +19,11 @@ from serl_chunk.actor.clock import Clock, Lateness
 from serl_chunk.actor.episode import EpisodeRunner
 from serl_chunk.actor.interfaces import LoopOperator
 from serl_chunk.actor.link import ActorLink, RunProgress, preprocess_of, replacement
-from serl_chunk.actor.policy import NO_SERVER, ChunkPolicy, Policy, no_stop
+from serl_chunk.actor.many import ManyEpisodes, RecordsInTurn
+from serl_chunk.actor.policy import NO_SERVER, LocalPolicy, Policy, no_stop
 from serl_chunk.actor.remote_policy import RemotePolicy, remote_policy
 from serl_chunk.actor.stats import EpisodeSummary, RolloutStats
+from serl_chunk.actor.tickets import Tickets
 from serl_chunk.agents.base import Agent
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import require
@@ -34,16 +37,15 @@ from serl_chunk.robots.base import InterventionSource, RobotEnv
 from serl_chunk.robots.registry import make_env
 from serl_chunk.transport.client.link import LearnerLink
 from serl_chunk.transport.wire.handshake import Welcome
-from serl_chunk.types import Amend, Outcome
+from serl_chunk.types import TRAINING_SEED_BASE, Amend, Outcome, Ticket
 
 logger = logging.getLogger(__name__)
 
-TRAINING_SEED_BASE = 3_000_000  # training episodes draw their seeds from here upwards: above all of evaluation's
 POLL_SECONDS = 0.002  # between looks at an allowance; a control tick is ten times as long
 WELCOME_PERIOD = 0.05  # seconds between looks at a stop and at keys while the learner of another run is waited for
 LOG_SECONDS = 5.0  # between lines while waiting
 STATUS_SECONDS = 10.0  # between status lines
-RECENT = 20  # episodes in the success rates of a status line
+RECENT = 20  # episodes of each robot in the success rates of a status line
 LOST_SECONDS = 1.0  # without the learner, after which it counts as lost
 NO_ROOM = "see the learner's log, and the disk of the spool"
 FLUSH_TIMEOUT = 30.0  # seconds for the learner to acknowledge what is recorded
@@ -70,11 +72,15 @@ def training_seed(seed: int, actor_id: str, episode: int) -> int:
 @dataclasses.dataclass
 class _Session:
     replaced: Callable[[], str | None] = no_stop
+    backlog_lines: Waiting = dataclasses.field(default_factory=lambda: Waiting(logger))
+    status_lines: Waiting = dataclasses.field(default_factory=lambda: Waiting(logger))
     policy: Policy | None = None
     waited: float = 0.0  # seconds
     total: ActorSummary = dataclasses.field(default_factory=ActorSummary)
-    recent: dict[str, EpisodeSummary] = dataclasses.field(default_factory=dict)  # the last RECENT by episode
+    recent: dict[str, EpisodeSummary] = dataclasses.field(default_factory=dict)  # the last RECENT of each robot
     held_back: bool = False  # the newest status line came too soon
+    records: RecordsInTurn | None = None  # of several robots
+    tickets: Tickets | None = None  # of an agent that trains in iterations
 
 
 class ActorService:
@@ -84,10 +90,11 @@ class ActorService:
 
     Args:
         env, intervention: by default those that `config` names are opened.
+        n_envs: robots, simulated ones, whose episodes run at once; `many.check_many` names what that excludes.
         agent, link: must be set before `run`.
         stop: ends a session; the episode under way is truncated.
         before_decision: lockstep only, called before every decision (learning in the same process).
-        report_every: episodes between status lines, which are also `STATUS_SECONDS` apart.
+        report_every: episodes of each robot between status lines, which are also `STATUS_SECONDS` apart.
 
     Raises ConfigError for random steps on a real robot, and what `make_env` and `make_intervention` raise.
     """
@@ -95,6 +102,7 @@ class ActorService:
     def __init__(
         self, config: ExperimentConfig,
         *, actor_id: str = "actor", env: RobotEnv | None = None, intervention: InterventionSource | None = None,
+        n_envs: int = 1,
         agent: Agent | None = None, link: ActorLink | None = None, stop: threading.Event | None = None,
         clock: Clock | None = None, before_decision: Callable[[], None] | None = None,
         on_episode: Callable[[EpisodeSummary], None] | None = None, report_every: int = 10,
@@ -110,15 +118,21 @@ class ActorService:
         self._session = _Session()
         self._remote: RemotePolicy | None = None  # of all sessions
         self._opened = contextlib.ExitStack()
-        self.env = observing(env or make_env(config.robot, name=actor_id), config)
-        with contextlib.ExitStack() as opened:
-            opened.callback(self.env.close)
-            self._intervention = intervention or make_intervention(config.actor.intervention, self.env, config)
-            opened.pop_all()
-        self._robot = contextlib.ExitStack()  # closes the robot, then the device
-        if self._intervention is not None:
-            self._robot.callback(self._intervention.close)
-        self._robot.callback(self.env.close)
+        self._robots: list[tuple[RobotEnv, InterventionSource | None]] = []
+        with contextlib.ExitStack() as closing:  # each robot, then its device
+            for _ in range(n_envs):
+                robot = observing(env or make_env(config.robot, name=actor_id), config)
+                with contextlib.ExitStack() as opened:
+                    opened.callback(robot.close)
+                    human = intervention or make_intervention(config.actor.intervention, robot, config)
+                    opened.pop_all()
+                if human is not None:
+                    closing.callback(human.close)
+                closing.callback(robot.close)
+                self._robots.append((robot, human))
+                env = None
+            self._robot = closing.pop_all()
+        self.env = self._robots[0][0]
 
     def __enter__(self) -> Self:
         return self
@@ -176,9 +190,8 @@ class ActorService:
         config, link, agent = self.config, self.link, self.agent
         assert link is not None
         assert agent is not None
-        lockstep = config.actor.clock == "lockstep"
         seed = training_seed(config.seed, self.actor_id, begun.episodes)
-        policy: Policy = ChunkPolicy(
+        policy: Policy = LocalPolicy(
             agent, preprocess, self.env.robot_spec, seed=seed, source=link, run=begun.run,
             gate=Canary() if config.actor.gate == "canary" else None,
         )  # fmt: skip
@@ -186,20 +199,18 @@ class ActorService:
             if self._remote is None:
                 self._remote = self._opened.enter_context(remote_policy(config, self.env.robot_spec, self._over))
             policy = self._remote
-        self._session = session = _Session(replaced)
-        if isinstance(self._intervention, ReplayedIntervention):
-            self._intervention.begin_at(begun.episodes)
-        runner = EpisodeRunner(
-            self.env, policy, link, config=config, cameras=config.agent.image_keys, clock=self._clock,
-            intervention=self._intervention, human_ticks_before=begun.human_ticks,
-            before_decision=self._pace if lockstep else None,
-            stop=self._over_or_allowed if lockstep else self._over, operator=self.operator,
-        )  # fmt: skip
-        total, session.policy = session.total, policy
+        lines = self._waiting(LOG_SECONDS), self._waiting(STATUS_SECONDS)
+        self._session = session = _Session(replaced, *lines, policy)
+        runners, total = self._runners(policy, link, begun), session.total
+        session.tickets = Tickets(link, len(runners)) if config.agent.iterates else None
         self.operator.actor.describe = functools.partial(self._described, policy, link)
         self.operator.actor.learner_lost = lambda: link.away > LOST_SECONDS
         try:
-            self._run_episodes(runner, policy, link, begun, total)
+            if self._wait(lambda: self.operator.quits or policy.refresh(), self._absent):
+                if len(runners) == 1:
+                    self._run_in_turn(runners[0], policy, link, begun)
+                else:
+                    self._run_at_once(runners, policy, link, begun)
         except BaseException as error:
             self.stop_robot()
             if isinstance(error, Exception) and link.error is None:  # its last steps help to find the cause
@@ -207,11 +218,12 @@ class ActorService:
                 link.flush(FLUSH_TIMEOUT)
             raise
         finally:
-            runner.close()
+            for runner in runners:
+                runner.close()
         if link.error is not None:
             raise link.error
         self.operator.send_pending()
-        total.waited_seconds, total.lateness = session.waited, runner.lateness()
+        total.waited_seconds, total.lateness = session.waited, runners[0].lateness()
         reason = None if self.stop.is_set() else replaced()
         if reason is None:
             self._leave()
@@ -227,51 +239,155 @@ class ActorService:
             logger.warning(f"the learner did not acknowledge every record within {FLUSH_TIMEOUT:g} s")
         return total
 
-    def _run_episodes(
-        self, runner: EpisodeRunner, policy: Policy, link: ActorLink, begun: RunProgress, total: ActorSummary
-    ) -> None:
-        backlog_lines, status_lines = self._waiting(LOG_SECONDS), self._waiting(STATUS_SECONDS)
+    def _runners(self, policy: Policy, link: ActorLink, begun: RunProgress) -> list[EpisodeRunner]:
+        config, alone = self.config, len(self._robots) == 1
+        lockstep = config.actor.clock == "lockstep"
+        self._session.records = records = None if alone else RecordsInTurn(link)
+        runners = []
+        for robot, human in self._robots:
+            if isinstance(human, ReplayedIntervention):
+                human.begin_at(begun.episodes)
+            runners.append(EpisodeRunner(
+                robot, policy, link if records is None else records.of_robot(), config=config,
+                cameras=config.agent.image_keys, clock=self._clock, intervention=human,
+                human_ticks_before=begun.human_ticks, before_decision=self._pace if lockstep and alone else None,
+                stop=self._over_or_allowed if lockstep and alone else self._over,
+                operator=self.operator if alone else None,
+            ))  # fmt: skip
+        return runners
 
-        def absent() -> Obstacle:
-            if policy.waiting:
-                return Obstacle(policy.waiting, NO_SERVER)
-            text = _joined("waiting for the learner's first policy", link.busy)
-            return Obstacle(text, "see the learner's log: it may load or pretrain")
-
-        if not self._wait(lambda: self.operator.quits or policy.refresh(), absent):
-            return
+    def _run_in_turn(self, runner: EpisodeRunner, policy: Policy, link: ActorLink, begun: RunProgress) -> None:
         episode = begun.episodes
-        while self._over() is None and self._episodes_left():
-            if not self._wait(lambda: self.operator.quits or policy.available(), absent):
+        while self._episodes_left() and self._await_begin(policy, link):
+            if (options := self._options(policy, begun, episode)) is None:
                 return
-            room = lambda: self.operator.quits or link.can_begin()[0]  # noqa: E731
-            if not self._wait(room, lambda: Obstacle(link.can_begin()[1], NO_ROOM)):
-                return
-            backlog = link.backlog(begun=True)
-            if backlog and backlog_lines.due():
-                logger.info(backlog)
-            random_steps = max(0, self.config.learner.random_steps - begun.env_steps - total.steps)
-            episode_id = f"{begun.episode_prefix or self.actor_id}-{episode:06d}"
-            policy.choose_snapshot()
-            seed = training_seed(self.config.seed, self.actor_id, episode)
-            summary = runner.run_episode(seed, explore=True, random_steps=random_steps, episode_id=episode_id)
+            summary = runner.run_episode(**options)
             episode += 1
-            if summary.length == 0:  # the session ended while its first decision waited: nothing is recorded
-                continue
-            if not random_steps:
-                count_episode(policy, episode_id, summary)
-            self.episodes += 1
-            total.merge(summary)
-            recent = self._session.recent
-            recent[episode_id] = summary
-            if len(recent) > RECENT:
-                del recent[next(iter(recent))]
-            if self.on_episode is not None:
-                self.on_episode(summary)
-            if total.episodes % self._report_every == 0:
-                self._session.held_back = not status_lines.due()
-                if not self._session.held_back:
-                    self._log_status(total, policy, link)
+            self._count(options["episode_id"], summary, policy.version, random=bool(options.get("random_steps")))
+
+    def _run_at_once(
+        self, runners: Sequence[EpisodeRunner], policy: Policy, link: ActorLink, begun: RunProgress
+    ) -> None:
+        assert isinstance(policy, LocalPolicy)
+        learner, records = self.config.learner, self._session.records
+        reserve = math.ceil(learner.cta_ratio / learner.utd_ratio) if learner.utd_ratio else 0
+        many = ManyEpisodes(
+            runners, policy, records, before_decision=self.before_decision, allowed=self._steps_left, reserve=reserve
+        )
+        try:
+            self._fill_and_advance(many, policy, link, begun)
+        except BaseException:
+            many.abort()
+            raise
+
+    def _fill_and_advance(self, many: ManyEpisodes, policy: Policy, link: ActorLink, begun: RunProgress) -> None:
+        episode = begun.episodes
+        while True:
+            self._drop_withdrawn(many, policy)
+            begins = bool(many.free) and self._over() is None and self._episodes_left(len(many.open))
+            # Where others are under way they go on meanwhile.
+            if begins and (link.can_begin()[0] if many.open else self._await_begin(policy, link)):
+                options = self._options(policy, begun, episode, len(many.open))
+                if options is not None:
+                    many.begin(**options)
+                    episode += 1
+                    continue
+            if not many.open:
+                return
+            for ended in many.advance():
+                version, random = ended.version, ended.random_steps > 0
+                self._count(ended.state.id, ended.runner.summary(ended.state), version, random=random)
+            if many.starved:
+                self._await_allowance()
+
+    def _absent(self) -> Obstacle:
+        policy, link = self._session.policy, self.link
+        assert policy is not None
+        assert link is not None
+        if policy.waiting:
+            return Obstacle(policy.waiting, NO_SERVER)
+        text = _joined("waiting for the learner's first policy", link.busy)
+        return Obstacle(text, "see the learner's log: it may load or pretrain")
+
+    def _await_begin(self, policy: Policy, link: ActorLink) -> bool:
+        """Wait until an episode may begin; False where the session ends before that."""
+        if self._over() is not None or not self._wait(lambda: self.operator.quits or policy.available(), self._absent):
+            return False
+        room = lambda: self.operator.quits or link.can_begin()[0]  # noqa: E731
+        if not self._wait(room, lambda: Obstacle(link.can_begin()[1], NO_ROOM)):
+            return False
+        backlog = link.backlog(begun=True)
+        if backlog and self._session.backlog_lines.due():
+            logger.info(backlog)
+        return True
+
+    def _drop_withdrawn(self, many: ManyEpisodes, policy: Policy) -> None:
+        if (tickets := self._session.tickets) is None:
+            return
+        withdrawn = tickets.update([episode.ticket for episode in many.open], policy.version)
+        for episode in [each for each in many.open if each.ticket in withdrawn]:
+            many.drop(episode)
+
+    def _ticket(self, tickets: Tickets, policy: Policy, under_way: int) -> Ticket | None:
+        """Return the ticket of the next episode, for which it waits where none is under way; None: there is none."""
+        ticket: Ticket | None = None
+
+        def there() -> bool:
+            nonlocal ticket
+            policy.refresh()
+            if not under_way:  # else it is up to date
+                tickets.update((), policy.version)
+            ticket = tickets.begin(policy.version)
+            return ticket is not None or self.operator.quits
+
+        if not there() and not under_way:
+            why = lambda: Obstacle(f"waiting for a ticket: {tickets.waiting}", "see the learner's log")  # noqa: E731
+            self._wait(there, why, log_at_once=False)
+        return ticket
+
+    def _options(self, policy: Policy, begun: RunProgress, episode: int, under_way: int = 0) -> dict[str, Any] | None:
+        """Return what `EpisodeRunner.begin` takes for an episode of the run; None where there is no ticket for it.
+
+        `under_way`: others at once.
+        """
+        name = f"{begun.episode_prefix or self.actor_id}-{episode:06d}"
+        if (tickets := self._session.tickets) is not None:
+            if (ticket := self._ticket(tickets, policy, under_way)) is None:
+                return None
+            of = {"init_state": ticket.init_state, "ticket": ticket.id, "decision_seed": ticket.seed}
+            return {"seed": ticket.seed, "explore": True, "episode_id": name, **of}
+        steps = begun.env_steps + self._session.total.steps + under_way * self.env.robot_spec.max_episode_steps
+        policy.choose_snapshot()
+        return {
+            "seed": training_seed(self.config.seed, self.actor_id, episode),
+            "explore": True,
+            "random_steps": max(0, self.config.learner.random_steps - steps),
+            "episode_id": name,
+        }
+
+    def _count(self, episode_id: str, summary: EpisodeSummary, version: int, *, random: bool) -> None:
+        if summary.length == 0:  # the session ended while its first decision waited: nothing is recorded
+            return
+        session, link = self._session, self.link
+        total, policy = session.total, session.policy
+        assert policy is not None
+        assert link is not None
+        if not random:
+            count_episode(policy, version, episode_id, summary)
+        self.episodes += 1
+        total.merge(summary)
+        recent = session.recent
+        recent[episode_id] = summary
+        # Of episodes at once the short ones end first, successes mostly: no count is of a few of them.
+        robots = len(self._robots)
+        if len(recent) > RECENT * robots:
+            del recent[next(iter(recent))]
+        if self.on_episode is not None:
+            self.on_episode(summary)
+        if total.episodes % (self._report_every * robots) == 0:
+            session.held_back = not session.status_lines.due()
+            if not session.held_back:
+                self._log_status(total, policy, link)
 
     def _described(self, policy: Policy, link: ActorLink) -> dict[str, Any]:
         age = policy.age(policy.version, self._clock.now())
@@ -298,9 +414,9 @@ class ActorService:
         line = f"episode {total.episodes}: {_in_words([*self._session.recent.values()])}, policy {policy.version}"
         logger.info(_joined(f"{line}, waited {self._session.waited:.0f} s", link.backlog(begun=False)))
 
-    def _episodes_left(self) -> bool:
+    def _episodes_left(self, under_way: int = 0) -> bool:
         limit = self.config.actor.max_episodes
-        return not self.operator.quits and (limit == 0 or self.episodes < limit)
+        return not self.operator.quits and (limit == 0 or self.episodes + under_way < limit)
 
     def _over(self) -> str | None:
         if self.stop.is_set():
@@ -319,12 +435,20 @@ class ActorService:
             self.before_decision()
         self._await_allowance()  # so that the decision is the newest policy's
 
-    def _await_allowance(self) -> None:
+    def _steps_left(self) -> int | None:
+        """Steps that may be recorded now, held ones included; None: no limit, or the session is over."""
         link = self.link
+        assert link is not None
+        if (allowance := link.allowance) is None or self._over() is not None:
+            return None
+        return allowance - link.steps_recorded
+
+    def _await_allowance(self) -> None:
+        link, records = self.link, self._session.records
         assert link is not None
 
         def permitted() -> bool:
-            return (allowance := link.allowance) is None or link.steps_recorded < allowance
+            return (left := self._steps_left()) is None or left > (0 if records is None else records.steps)
 
         def why() -> Obstacle:
             counts = f"{link.steps_recorded} steps recorded, {link.allowance} allowed"

@@ -103,14 +103,11 @@ class EpisodeSummary(RolloutStats):
 
 
 class EpisodeMeter:
-    """Collects the statistics of one episode while it runs, which began at `began` s on the loop's clock.
+    """Collects the statistics of one episode while it runs, which began at `began` s on the loop's clock."""
 
-    `decided`: values that the policy decided so far, and how many of them were clipped.
-    """
-
-    def __init__(self, seed: int, began: float, decided: tuple[int, int]) -> None:
+    def __init__(self, seed: int, began: float) -> None:
         self._summary = EpisodeSummary(seed=seed, episodes=1)
-        self._began, self._decided = began, decided
+        self._began = began
         self._actions: list[np.ndarray] = []
         self.gaps = 0
         self.fault = self.conditions = ""
@@ -125,7 +122,7 @@ class EpisodeMeter:
         self._summary.starved_ticks += starved
 
     def summary(
-        self, end: End, hz: float, *, now: float, decided: tuple[int, int], lateness: Lateness | None
+        self, end: End, hz: float, *, now: float, clipped_share: float, lateness: Lateness | None
     ) -> EpisodeSummary:
         """Return the finished episode in figures, without those of its interventions."""
         stats = self._summary
@@ -133,8 +130,7 @@ class EpisodeMeter:
         stats.wall_seconds = now - self._began
         stats.steps, stats.outcome, stats.ended_by = end.length, end.outcome, end.outcome_by
         stats.successes, stats.success_steps = int(stats.success), stats.success * stats.steps
-        values, clipped = (after - before for after, before in zip(decided, self._decided, strict=True))
-        stats.clipped_share = clipped / max(1, values)
+        stats.clipped_share = clipped_share
         stats.jerk = commanded_jerk(self._actions, hz)
         stats.lateness = lateness or stats.lateness
         return stats

@@ -33,7 +33,7 @@ class FlowActor(ActorCritic):
     flow: FlowPolicy
 
     def init(self, rng: jax.Array) -> AgentState:
-        return self.initial_state(rng, self.init_policy(key_of(rng, "flow"), self.flow, "flow"))
+        return self.initial_state(rng, self.flow.init(key_of(rng, "flow")))
 
     def sampled(
         self, policy: Params, critic: Params, base: Params, observation: Observation, noise: jax.Array,
@@ -45,7 +45,7 @@ class FlowActor(ActorCritic):
 
     def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
         """The flow's."""
-        return self.flow.draws(key, batch)
+        return self.flow.draws(key, len(batch.actions))
 
     def acting_noise(
         self, params: Params, key: jax.Array, observation: Observation, *, explore: bool, alone: Alone = False
@@ -69,7 +69,7 @@ class Acfql(FlowActor):
     def __init__(self, config: AcfqlConfig, spec: AgentSpec) -> None:
         super().__init__(config, spec, with_value=True)
         self.policy_updates = config.policy_updates
-        self.flow = FlowPolicy(config.flow, spec)
+        self.flow = FlowPolicy(config.flow, self.perception)
 
     def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
         """The heads'."""

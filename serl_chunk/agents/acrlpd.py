@@ -45,7 +45,7 @@ class GaussianActor(ActorCritic):
     target_entropy: float
 
     def init(self, rng: jax.Array) -> AgentState:
-        state = self.initial_state(rng, self.init_policy(key_of(rng, "policy"), self.gaussian, "net"))
+        state = self.initial_state(rng, self.gaussian.init(key_of(rng, "policy")))
         temperature = {"log_alpha": jnp.log(jnp.asarray(self.initial_temperature, jnp.float32))}
         return state.replace(temperature=temperature, temperature_opt=self.temperature_optimiser.init(temperature))
 
@@ -100,7 +100,7 @@ class Acrlpd(GaussianActor):
         super().__init__(config, spec)
         self.imitates = config.bc_alpha > 0
         self.gaussian = GaussianPolicy(
-            config.hidden, spec, layer_norm=config.policy_layer_norm, log_std_min=config.log_std_min,
+            config.hidden, self.perception, layer_norm=config.policy_layer_norm, log_std_min=config.log_std_min,
             kernel_init=config.kernel_init, activation=config.policy_activation,
         )  # fmt: skip
         # Factors of mean log-probabilities per dimension: of whole chunks (imitated), and of their compared actions.

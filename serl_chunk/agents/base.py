@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import abc
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from flax.traverse_util import flatten_dict
 
 from serl_chunk.agents.optimiser import adam, descend, gradient, soft_update
 from serl_chunk.agents.perception import Perception
+from serl_chunk.agents.policies.base import HasBase
 from serl_chunk.agents.spec import AgentSpec, BatchSpec
 from serl_chunk.agents.state import (
     AgentState,
@@ -38,6 +39,9 @@ from serl_chunk.types import ChunkBatch, ConfigError
 _COMPILER_OPTIONS = {"xla_cpu_copy_insertion_use_region_analysis": True}
 
 _WHOLE = ("heads",)  # draws that are of no row of a batch
+# Of the blocks in which `Agent.decide` computes `rows`: products of matrices of another size round otherwise. One
+# observation alone costs what a block does, and larger blocks are hardly faster.
+ROWS = 4
 
 
 def _scan(step: Callable[[AgentState, Any], Updated], state: AgentState, xs: Any, length: int | None = None) -> Updated:
@@ -45,18 +49,11 @@ def _scan(step: Callable[[AgentState, Any], Updated], state: AgentState, xs: Any
     return state, jax.tree.map(jnp.mean, metrics)
 
 
-class HasBase(Protocol):
-    """What an agent's base belongs to."""
-
-    @property
-    def source(self) -> str: ...
-
-    @property
-    def source_setting(self) -> str: ...
-
-    def base(self, key: jax.Array) -> Params: ...
-
-    def random(self, key: jax.Array) -> Params: ...
+def compiled(update: Callable[..., Updated]) -> Callable[..., Updated]:
+    """`update`, whose first argument is a state, compiled; it donates the state."""
+    # Donated buffers go to outputs of their shape in order: dropping an unused one would shift and copy the rest.
+    options = _COMPILER_OPTIONS if jax.default_backend() == "cpu" else None
+    return jax.jit(update, donate_argnums=0, keep_unused=True, compiler_options=options)
 
 
 class Agent(abc.ABC):
@@ -84,23 +81,15 @@ class Agent(abc.ABC):
         self.chunk_dim = spec.horizon * spec.action_dim
         self.policy_optimiser = adam(config.optimiser("policy"))
         self.critic_optimiser = adam(config.optimiser("critic"))
-        # Donated buffers go to outputs of their shape in order: dropping an unused one would shift and copy the rest.
-        options = _COMPILER_OPTIONS if jax.default_backend() == "cpu" else None
-        compiled = functools.partial(jax.jit, donate_argnums=0, keep_unused=True, compiler_options=options)
         self.new_state = jax.jit(self.init)  # op by op it takes twice as long
         self.update = compiled(self._update)
         self.update_policy = compiled(self._update_policy)
         self.update_critic = compiled(self._update_critic)
         self._sample = jax.jit(self._sample_chunk, static_argnames="explore")
         self._decide = jax.jit(self._decide_each, static_argnames="explore")
+        self._decide_some = jax.jit(self._decide_blocks, static_argnames="explore")
 
     # -- parts of agents -------------------------------------------------------------------------------------
-
-    def init_policy(self, rng: jax.Array, net: Any, name: str) -> Params:
-        """Fresh parameters of a policy's network, and of an encoder where it has its own: {"encoder", name}."""
-        encoder, features = self.perception.init_encoder(key_of(rng, "encoder"))
-        own = {} if self.perception.shares_encoder else {"encoder": encoder}
-        return own | {name: net.init(key_of(rng, name), features)}
 
     def bounded(self, chunks: jax.Array) -> jax.Array:
         """Chunks within model space, which has bounds or none (`spec.bounded`)."""
@@ -167,7 +156,7 @@ class Agent(abc.ABC):
 
     def seen(self, state: AgentState, base: Params, batch: ChunkBatch) -> ChunkBatch:
         """`batch` as networks read it in an update, its images augmented."""
-        return self.perception.shifted(state, base, batch)
+        return self.perception.shifted(state.rng, base, batch)
 
     def _update(self, state: AgentState, base: Params, batches: Mapping[str, ChunkBatch]) -> Updated:
         if not self.has_critic:
@@ -305,6 +294,10 @@ class Agent(abc.ABC):
             target={k: jax.tree.map(jnp.copy, critic[k]) for k in target},
         )
 
+    def states(self, rng: jax.Array) -> Sequence[AgentState]:
+        """States of which a checkpoint may be, to take their shapes."""
+        return [self.init(rng)]
+
     # -- base ------------------------------------------------------------------------------------------------
 
     @property
@@ -339,6 +332,14 @@ class Agent(abc.ABC):
         """A fresh state with the weights of `encoder.weights`, a run's start, in every backbone. Raises ConfigError."""
         return self.perception.vision.pretrained(state)
 
+    def with_policy(self, state: AgentState, published: Mapping[str, np.ndarray]) -> AgentState:
+        """A fresh state with the policy of a run, of its published parameters. Raises ConfigError: another network."""
+        prefix = "policy/"
+        leaves = {path.removeprefix(prefix): leaf for path, leaf in published.items() if path.startswith(prefix)}
+        policy = unflatten_params(leaves, state.policy)
+        average = jax.tree.map(jnp.copy, policy) if state.policy_average else {}
+        return state.replace(policy=policy, policy_average=average)
+
     # -- acting ----------------------------------------------------------------------------------------------
 
     def published(self, state: AgentState, base: Params, *, pretrained: bool = False) -> Params:
@@ -347,7 +348,7 @@ class Agent(abc.ABC):
         return params | ({"base": base} if base and not self.source else {})
 
     def acting_policy(self, state: AgentState) -> Params:
-        return state.policy_average if self.config.policy_ema else state.policy
+        return state.policy_average or state.policy
 
     def sample(
         self, params: Params, observation: Observation, key: jax.Array,
@@ -362,15 +363,21 @@ class Agent(abc.ABC):
 
     def decide(
         self, params: Params, observations: Observation, keys: jax.Array,
-        *, explore: bool, committed: Committed | None = None, alone: np.ndarray | bool = False,
+        *, explore: bool, committed: Committed | None = None, alone: np.ndarray | bool = False, rows: int | None = None,
     ) -> tuple[jax.Array, Metrics]:  # fmt: skip
         """`sample` for each of E observations of as many environments, a key each: chunks float32[E, H, A].
 
         Every array has a leading axis E; `alone` is bool[E], or one for all. Each number of E is compiled once.
+
+        Args:
+            rows: only the first ones are wanted, each the same bit for bit whatever runs with it. E is a multiple of
+                ROWS. What the others hold is not defined.
         """
         n = len(keys)
-        given = self._committed(committed, (n,))
-        return self._decide(params, dict(observations), keys, given, np.broadcast_to(alone, n), explore=explore)
+        each = params, dict(observations), keys, self._committed(committed, (n,)), np.broadcast_to(alone, n)
+        if rows is None:
+            return self._decide(*each, explore=explore)
+        return self._decide_some(*each, np.int32(-(-rows // ROWS)), explore=explore)
 
     def _committed(self, committed: Committed | None, lead: tuple[int, ...] = ()) -> Committed:
         """The committed actions of H steps; none where there are none."""
@@ -385,6 +392,21 @@ class Agent(abc.ABC):
     ) -> tuple[jax.Array, Metrics]:  # fmt: skip
         one = functools.partial(self._sample_chunk, explore=explore)
         return jax.vmap(one, in_axes=(None, 0, 0, 0, 0))(params, observations, keys, committed, alone)
+
+    def _decide_blocks(
+        self, params: Params, observations: Observation, keys: jax.Array, committed: Committed, alone: jax.Array,
+        blocks: jax.Array, *, explore: bool,
+    ) -> tuple[jax.Array, Metrics]:  # fmt: skip
+        split = jax.tree.map(lambda x: x.reshape(-1, ROWS, *x.shape[1:]), (observations, keys, committed, alone))
+
+        def block(i: int | jax.Array) -> Any:
+            return self._decide_each(params, *jax.tree.map(lambda x: x[i], split), explore=explore)
+
+        def put(i: jax.Array, made: Any) -> Any:
+            return jax.tree.map(lambda all_, own: all_.at[i].set(own), made, block(i))
+
+        none = jax.tree.map(lambda s: jnp.zeros((len(keys) // ROWS, *s.shape), s.dtype), jax.eval_shape(block, 0))
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), jax.lax.fori_loop(0, blocks, put, none))
 
     def _sample_chunk(
         self, params: Params, observation: Observation, key: jax.Array, committed: Committed, alone: Alone = False,

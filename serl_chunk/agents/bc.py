@@ -7,8 +7,11 @@ import jax.numpy as jnp
 
 from serl_chunk.agents.base import Agent
 from serl_chunk.agents.losses.imitation import imitated, imitated_numbers
+from serl_chunk.agents.perception import Perception
+from serl_chunk.agents.policies.base import ChunkPolicy
 from serl_chunk.agents.policies.flow import FlowPolicy
 from serl_chunk.agents.policies.gaussian import GaussianPolicy
+from serl_chunk.agents.policies.laplace import LaplacePolicy
 from serl_chunk.agents.policies.pi0 import Pi0Policy, PublishedPi0Policy
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import (
@@ -28,6 +31,17 @@ from serl_chunk.models.sums import mean_of
 from serl_chunk.types import ChunkBatch
 
 
+def policy_of(config: BcConfig, perception: Perception) -> ChunkPolicy:
+    """The policy that `config.policy` names."""
+    if config.policy == "pi0":
+        of = PublishedPi0Policy if config.pi0.published else Pi0Policy
+        return of(config.pi0, config.image_keys, perception.spec)
+    if config.policy == "flow":
+        return FlowPolicy(config.flow, perception)
+    head = LaplacePolicy if config.policy == "laplace" else GaussianPolicy
+    return head(config.hidden, perception)
+
+
 class Bc(Agent):
     """An agent without a critic: an update is the policy's alone, and no batch is drawn for another."""
 
@@ -36,44 +50,26 @@ class Bc(Agent):
     def __init__(self, config: BcConfig, spec: AgentSpec) -> None:
         super().__init__(config, spec)
         self.policy_updates = config.policy_updates
-        self.net: FlowPolicy | GaussianPolicy | Pi0Policy
-        if config.policy == "pi0":
-            of = PublishedPi0Policy if config.pi0.published else Pi0Policy
-            self.name, self.net = "pi0", of(config.pi0, config.image_keys, spec)
-            self.with_base = self.net
-        elif config.policy == "flow":
-            self.name, self.net = "flow", FlowPolicy(config.flow, spec)
-        else:
-            self.name, self.net = "net", GaussianPolicy(config.hidden, spec)
+        self.net = policy_of(config, self.perception)
+        self.with_base = self.net.with_base
 
     def init(self, rng: jax.Array) -> AgentState:
-        key = key_of(rng, "policy")
-        if isinstance(self.net, Pi0Policy):  # which has its own encoder
-            return self.fresh_state(key_of(rng, "state"), {self.name: self.net.init(key)})
-        return self.fresh_state(key_of(rng, "state"), self.init_policy(key, self.net, self.name))
+        return self.fresh_state(key_of(rng, "state"), self.net.init(key_of(rng, "policy")))
 
     def pretrained(self, state: AgentState) -> AgentState:
-        if not isinstance(self.net, Pi0Policy):
-            return super().pretrained(state)
-        policy = {self.name: self.net.pretrained(state.policy[self.name])}
+        policy = self.net.pretrained(state.policy)
         average = jax.tree.map(jnp.copy, policy) if self.config.policy_ema else {}
         return state.replace(policy=policy, policy_average=average)
 
     def seen(self, state: AgentState, base: Params, batch: ChunkBatch) -> ChunkBatch:
-        if not isinstance(self.net, Pi0Policy):
-            return super().seen(state, base, batch)
-        shown = self.net.augmented(key_of(state.rng, "augment"), batch.observations)
-        return batch._replace(observations=dict(shown))
+        return self.net.augmented(state.rng, base, batch)
 
     def shown(self, policy: Params, base: Params, observation: Observation) -> tuple[Params, Context]:
         """The network's parameters, and an observation as it sees it."""
-        if isinstance(self.net, Pi0Policy):
-            whole = self.net.whole(policy[self.name], base)
-            return whole, self.net.context(whole, observation)
-        return policy[self.name], self.perception.policy_context(policy, {}, base, observation)
+        return self.net.network(policy, base), self.net.context(policy, base, observation)
 
     def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
-        return self.net.draws(key, batch)
+        return self.net.draws(key, len(batch.actions))
 
     def policy_loss(
         self, policy: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise, *, bc_only: bool

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from serl_chunk.agents.spec import GRIPPER, AgentSpec, FeatureSpec
-from serl_chunk.agents.state import AgentState, Context, Observation, Params, key_of
+from serl_chunk.agents.state import Context, Observation, Params, key_of
 from serl_chunk.agents.vision import ObservationEmbedder, Vision
 from serl_chunk.config.agents.base import AgentConfig
 from serl_chunk.models.encoder import ObservationEncoder, random_shift
@@ -52,11 +52,11 @@ class Perception:
             return context
         return context._replace(features=jnp.concatenate([context.features, observation[GRIPPER]], axis=-1))
 
-    def shifted(self, state: AgentState, base: Params, batch: ChunkBatch) -> ChunkBatch:
+    def shifted(self, key: jax.Array, base: Params, batch: ChunkBatch) -> ChunkBatch:
         """`batch` with both observations shifted at random, each by its own offsets (DrQ), and the base's features."""
         both, pixels = [batch.observations, batch.next_observations], self.config.encoder.shift
         if self.config.image_keys and pixels:
-            keys = jax.random.split(key_of(state.rng, "shift"))
+            keys = jax.random.split(key_of(key, "shift"))
             both = [random_shift(key, o, pixels) if o else o for key, o in zip(keys, both, strict=True)]
         now, later = (self.vision.encode_images(base, o) for o in both)
         return batch._replace(observations=now, next_observations=later)

@@ -36,6 +36,7 @@ from serl_chunk.agents.acfql import FlowActor
 from serl_chunk.agents.acrlpd import GaussianActor
 from serl_chunk.agents.actor_critic import ActorCritic
 from serl_chunk.agents.optimiser import soft_update
+from serl_chunk.agents.perception import Perception
 from serl_chunk.agents.policies.base import ChunkNetwork
 from serl_chunk.agents.policies.flow import FlowPolicy
 from serl_chunk.agents.policies.gaussian import GaussianPolicy
@@ -56,11 +57,11 @@ _LOG_STD_MIN = -20.0
 class OneStepPolicy(ChunkNetwork):
     """Chunks mu(o, z) by one pass from noise z (FQL, Park 2025); the parameters are the network's."""
 
-    def __init__(self, hidden: Sequence[int], spec: AgentSpec, **layers: Any) -> None:
-        super().__init__(spec)
+    def __init__(self, hidden: Sequence[int], perception: Perception, **layers: Any) -> None:
+        super().__init__(perception)
         self.net: Any = Mlp(hidden, self.chunk_dim, **layers)
 
-    def init(self, key: jax.Array, features: jax.Array) -> Params:
+    def init_network(self, key: jax.Array, features: jax.Array) -> Params:
         noise = jnp.zeros((*features.shape[:-1], self.chunk_dim), jnp.float32)
         return self.net.init(key, jnp.concatenate([features, noise], -1))["params"]
 
@@ -105,15 +106,15 @@ class PublishedAcfql(PublishedQc, FlowActor):
         layers: dict[str, Any] = {"norm": "after" if config.actor_layer_norm else "none", **_FLOW_LAYERS}
         hidden, self.one_step = config.actor_hidden_dims, None
         if not config.best_of_n:
-            self.one_step = OneStepPolicy(hidden, spec, **layers)
+            self.one_step = OneStepPolicy(hidden, self.perception, **layers)
         layers["time"] = "fourier" if config.use_fourier_features else "raw"
         flow = FlowConfig(hidden=hidden, steps=config.flow_steps)
-        self.flow = FlowPolicy(flow, spec, published=True, fourier_dim=config.fourier_feature_dim, **layers)
+        self.flow = FlowPolicy(flow, self.perception, published=True, fourier_dim=config.fourier_feature_dim, **layers)
 
     def init(self, rng: jax.Array) -> AgentState:
-        policy = self.init_policy(key_of(rng, "flow"), self.flow, "flow")
+        policy = self.flow.init(key_of(rng, "flow"))
         if self.one_step is not None:
-            policy["onestep"] = self.init_policy(key_of(rng, "one step"), self.one_step, "net")
+            policy["onestep"] = self.one_step.init(key_of(rng, "one step"))
         return self.initial_state(rng, policy)
 
     def sampled(
@@ -133,7 +134,7 @@ class PublishedAcfql(PublishedQc, FlowActor):
 
     def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
         """The flow's; for distill-ddpg "distill" float32[B, D], standard normal."""
-        draws = self.flow.draws(key, batch)
+        draws = self.flow.draws(key, len(batch.actions))
         if self.one_step is not None:
             draws["distill"] = jax.random.normal(key_of(key, "distill"), draws["x0"].shape)
         return draws
@@ -175,7 +176,11 @@ class PublishedAcrlpd(PublishedQc, GaussianActor):
         super().__init__(config, spec, norm="before" if config.layer_norm else "none")
         self.imitates = config.bc_alpha > 0
         self.gaussian = GaussianPolicy(
-            config.actor_hidden_dims, spec, layer_norm=False, log_std_min=_LOG_STD_MIN, kernel_init="xavier_uniform"
+            config.actor_hidden_dims,
+            self.perception,
+            layer_norm=False,
+            log_std_min=_LOG_STD_MIN,
+            kernel_init="xavier_uniform",
         )
         self.initial_temperature = config.init_temp
         self.target_entropy = -config.target_entropy_multiplier * self.chunk_dim

@@ -12,6 +12,7 @@ from serl_chunk.config.agents.acfql import AcfqlConfig, DecoupledConfig
 from serl_chunk.config.agents.acrlpd import AcrlpdConfig
 from serl_chunk.config.agents.base import AgentConfig
 from serl_chunk.config.agents.bc import BcConfig
+from serl_chunk.config.agents.groups import GroupAgentConfig
 from serl_chunk.config.agents.published_qc import PublishedQcConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.types import ConfigError, RobotSpec
@@ -34,6 +35,9 @@ IMPLEMENTATIONS: dict[type[AgentConfig], Implementation] = {
     DecoupledConfig: Implementation("serl_chunk.agents.acfql:Acfql"),
     AcrlpdConfig: Implementation("serl_chunk.agents.acrlpd:Acrlpd"),
     BcConfig: Implementation("serl_chunk.agents.bc:Bc"),
+    GroupAgentConfig: Implementation(
+        "serl_chunk.agents.groups.agent:GroupAgent", "serl_chunk.learner.trainers.iterations:IterationTrainer"
+    ),
     PublishedQcConfig: Implementation("serl_chunk.agents.published_qc:published_qc"),
 }
 _OURS = {config.kind for config in IMPLEMENTATIONS}

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from serl_chunk.config.agents.encoder import shown
 from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.groups import GroupConfig
 from serl_chunk.types import CameraSpec, RobotSpec
 
 GRIPPER = "gripper"  # entry of an observation: a discrete gripper's choice for the chunk, as a critic's input
@@ -44,6 +45,7 @@ class AgentSpec:
     bounded: bool = True  # model space is [-1, 1] in every number of an action
     micro_batches: int = 1  # that gradients are summed over
     policy_batch: int | None = None  # windows of the policy's own batch; None: it has the critic's last one
+    group: GroupConfig = dataclasses.field(default_factory=GroupConfig)  # of agents that iterate
 
     @property
     def compared_steps(self) -> int:
@@ -66,4 +68,5 @@ def agent_spec(config: ExperimentConfig, spec: RobotSpec) -> AgentSpec:
         policy_batch=config.learner.policy_batch_size,
         micro_batches=config.learner.accumulate,
         bounded=config.normaliser.bounded,
+        group=config.group,
     )

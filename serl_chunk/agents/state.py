@@ -41,6 +41,7 @@ class AgentState(flax.struct.PyTreeNode):
     temperature: Params = flax.struct.field(default_factory=dict)
     temperature_opt: Any = flax.struct.field(default_factory=dict)
     grasp: Params = flax.struct.field(default_factory=dict)  # of a grasp critic, see agents/discrete_gripper.py
+    reference: Params = flax.struct.field(default_factory=dict)  # a second `policy`, of rules that compare with one
 
 
 class Context(NamedTuple):

@@ -135,19 +135,19 @@ class Vision:
 
     def pretrained(self, state: State) -> State:
         """`state` with the weights of `encoder.weights` in every backbone that is trained. Raises ConfigError."""
+        return state.replace(**{name: self.filled(getattr(state, name)) for name in _TREES})
+
+    def filled(self, tree: Params) -> Params:
+        """A network's parameters with these weights in every backbone that is trained. Raises ConfigError."""
         if not self._config.weights or not self._cameras or self.frozen:
-            return state
+            return tree
         weights = read_weights(self._config.weights, resnet10_leaves())
-
-        def filled(tree: Params) -> Params:
-            flat = flatten_dict(tree, keep_empty_nodes=True)
-            for path in flat:
-                if _BACKBONE in path:
-                    # one copy per tree, because updates donate each
-                    flat[path] = jnp.array(weights["/".join(path[path.index(_BACKBONE) + 1 :])])
-            return unflatten_dict(flat)
-
-        return state.replace(**{name: filled(getattr(state, name)) for name in _TREES})
+        flat = flatten_dict(tree, keep_empty_nodes=True)
+        for path in flat:
+            if _BACKBONE in path:
+                # one copy per tree, because updates donate each
+                flat[path] = jnp.array(weights["/".join(path[path.index(_BACKBONE) + 1 :])])
+        return unflatten_dict(flat)
 
 
 def digest_of(tree: Params) -> str:

@@ -15,7 +15,7 @@ from serl_chunk.actor.service import ActorService, ActorSummary
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.cli.console import check_operator, console_of, page_on
 from serl_chunk.cli.keys import LearnerAddress
-from serl_chunk.cli.process import warn_of_lockstep
+from serl_chunk.cli.process import check_many, warn_of_lockstep
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import require
 from serl_chunk.devices.registry import check_intervention
@@ -30,11 +30,15 @@ logger = logging.getLogger(__name__)
 
 
 def run_training_actor(
-    config: ExperimentConfig, address: LearnerAddress, spool_path: str | None = None, *, viewer: str | None = None
-) -> int:
+    config: ExperimentConfig, address: LearnerAddress, spool_path: str | None = None,
+    *, viewer: str | None = None, n_envs: int = 1,
+) -> int:  # fmt: skip
     """Collect episodes with the learner's newest policy until it is done or a signal comes.
 
-    `spool_path`: folder of records that the learner lacks. `viewer`: port of the live page.
+    Args:
+        spool_path: folder of records that the learner lacks.
+        viewer: port of the live page.
+        n_envs: environments whose episodes run at once.
     """
     check_intervention(config.actor.intervention)
     actor_id, keys = address.credentials()
@@ -49,10 +53,11 @@ def run_training_actor(
         require(not approve or there, "operator.approve", alone)
         check_signal(config, operator=there)
         spec = spec_of(config)
+        check_many(config, spec, n_envs, page=page is not None)
         Judge(config, spec, compiled=False)
         agent = make_agent(config, spec)
         spools = SpoolFolders(config, actor_id, None if spool_path is None else Path(spool_path).expanduser())
-        largest = largest_episode_bytes(spec, config, sent_cameras(config, spec))
+        largest = n_envs * largest_episode_bytes(spec, config, sent_cameras(config, spec))
         link = open_link(
             config, spec, agent, address.ip, address.port, actor_id,
             spools=spools.open, largest_episode_bytes=largest, keys=keys,
@@ -62,7 +67,9 @@ def run_training_actor(
         welcome = link.connect(on_waiting=log_waiting())
         log_to_file(spools.folder / "actor.log")
         operators = stack.enter_context(contextlib.ExitStack())  # closed after the robot
-        actor = stack.enter_context(ActorService(config, actor_id=actor_id, agent=agent, link=link, stop=stop))
+        actor = stack.enter_context(
+            ActorService(config, actor_id=actor_id, agent=agent, link=link, stop=stop, n_envs=n_envs)
+        )
         connected.set()
         console = console_of(config, actor_id, amend=actor.amend, end=stop.set, page=page, spec=spec)
         operator = operators.enter_context(console)

@@ -14,7 +14,7 @@ from typing import Any
 import rich.console
 import rich.table
 
-from serl_chunk.actor.policy import ChunkPolicy
+from serl_chunk.actor.policy import LocalPolicy
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.cli.evaluation import checkpoints_of_run
 from serl_chunk.cli.process import load, split_overrides
@@ -70,7 +70,7 @@ def check_run(
     """Compare a checkpoint of a run with `episodes`. Raises SerlChunkError."""
     agent = make_agent(config, spec)
     [checkpoint] = checkpoints_of_run(config, spec, agent, run, [step])
-    policy = ChunkPolicy(agent, checkpoint.preprocess, spec, seed=config.seed + 1)
+    policy = LocalPolicy(agent, checkpoint.preprocess, spec, seed=config.seed + 1)
     policy.swap(checkpoint.snapshot)
     return check_policy(policy, config, spec, episodes, checkpoint=checkpoint.snapshot.version, held_out=held_out)
 

@@ -21,7 +21,7 @@ from serl_chunk.agents.registry import make_agent
 from serl_chunk.cli.actor import log_waiting
 from serl_chunk.cli.console import console_of, page_on
 from serl_chunk.cli.keys import LearnerAddress
-from serl_chunk.cli.process import warn_of_lockstep
+from serl_chunk.cli.process import check_many, warn_of_lockstep
 from serl_chunk.config.compatibility import affects_acting
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import require
@@ -44,7 +44,7 @@ from serl_chunk.runs.folder import CONFIG, read_config
 from serl_chunk.runs.metrics import Counters, MetricsLog
 from serl_chunk.runs.report.report import build_report
 from serl_chunk.signals import exit_at_once_while, never, stop_on_signals
-from serl_chunk.types import ConfigError, RobotSpec, Snapshot
+from serl_chunk.types import EVAL_SEED_BASE, VALIDATION_SEED_BASE, ConfigError, RobotSpec, Snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +63,7 @@ class EvaluationOptions(NamedTuple):
     stochastic: bool = False  # the mean policy and the sampled one
     validation: bool = False  # on the start states that checkpoints are chosen on
     arms: tuple[str, ...] = ("",)  # see `policy.Request`; empty: who acts is as in a run without arms
+    n_envs: int | None = None  # simulators, and so episodes at once; see `rollouts.envs_at_once`
 
 
 class Checkpoint(NamedTuple):
@@ -93,6 +94,8 @@ def run_evaluation(
     stop, labels = threading.Event(), EvaluationOperator()
     with page_on(viewer) as page, contextlib.ExitStack() as stack:  # the page before anything can move
         spec = spec_of(config)
+        if options.n_envs is not None:
+            check_many(config, spec, options.n_envs, page=page is not None)
         films = Path() / "videos" if options.filmed else None
         checkpoints: list[Checkpoint] = []
         remote = agent = None
@@ -108,14 +111,15 @@ def run_evaluation(
                 films = films and run / films
                 log_to_file(run / "actor.log")
             _check_different(options.steps, checkpoints)
-        env = observing(make_env(config.robot, evaluating=True), config)
         with contextlib.ExitStack() as opened:
-            opened.callback(env.close)
+            envs, wanted = [], options.n_envs if page is None else 1
+            for _ in range(rollouts.envs_at_once(config, wanted, options.n - options.filmed)):
+                envs.append(observing(make_env(config.robot, evaluating=True), config))
+                opened.callback(envs[-1].close)
+            env = envs[0]
             if (human := _open_human(config, env)) is not None:
                 stack.callback(human.close)
-            opened.pop_all()
-        robot = stack.enter_context(contextlib.ExitStack())  # closed before the device, and before any network
-        robot.callback(env.close)
+            robot = stack.enter_context(opened.pop_all())  # closed before the device, and before any network
         if agent is None:
             assert remote is not None
             entries = [rollouts.Entry(remote, videos=films and films / "policy_server")]
@@ -134,8 +138,8 @@ def run_evaluation(
         progress = _Progress(options.n * len(entries), labels.operator, config.robot.real)
         results = rollouts.evaluate_in_turns(
             env, entries, config, n=options.n, progress=progress.show, intervention=human, operator=labels,
-            seed_base=rollouts.VALIDATION_SEED_BASE if options.validation else rollouts.EVAL_SEED_BASE,
-            filmed=options.filmed,
+            seed_base=VALIDATION_SEED_BASE if options.validation else EVAL_SEED_BASE,
+            filmed=options.filmed, others=envs[1:],
             stop=lambda: INTERRUPTED if stop.is_set() else None,
         )  # fmt: skip
         if labels.operator is not None and labels.quits and not stop.is_set():

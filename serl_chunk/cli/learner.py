@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from threading import Event
 
@@ -25,6 +25,7 @@ from serl_chunk.learner.offline_data import check_data
 from serl_chunk.learner.service import LearnerService
 from serl_chunk.logs import log_to_file, status_line
 from serl_chunk.outcomes.robot import spec_of
+from serl_chunk.robots.registry import make_env
 from serl_chunk.runs.folder import RunFolder, open_run
 from serl_chunk.runs.report.report import build_report
 from serl_chunk.runs.status_line import StatusLine
@@ -46,11 +47,22 @@ def make_learner(
 ) -> Learner:  # fmt: skip
     """Build the learner of a run with its check and its own evaluations, which end once it is `stopping`."""
     check_simulator(config)
-    evaluation = partial(OwnEvaluation, config, stopping=stopping)
+    evaluation = partial(OwnEvaluation, config, stopping=stopping, n_envs=options.n_envs)
     return build_learner(
         config, options, run, spec, publish=publish, threaded=threaded, evaluation=evaluation, agent=agent,
-        check=CheckOfLearner(config, spec),
+        check=CheckOfLearner(config, spec), saved_states=_saved_states(config),
     )  # fmt: skip
+
+
+def _saved_states(config: ExperimentConfig) -> Sequence[str]:
+    """Return the ids of the states that the simulator can be reset to, where `group.init_states` names them."""
+    if not config.agent.iterates or config.group.init_states != "saved" or config.robot.real:
+        return ()
+    env = make_env(config.robot)
+    try:
+        return env.init_states
+    finally:
+        env.close()
 
 
 def prepare(config: ExperimentConfig, options: RunOptions) -> RobotSpec:

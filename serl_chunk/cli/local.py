@@ -10,7 +10,7 @@ from serl_chunk.actor.link import ActorLink, RunProgress
 from serl_chunk.actor.service import ActorService, ActorSummary
 from serl_chunk.cli.actor import report_session
 from serl_chunk.cli.learner import STOPPING, finish_run, locked_run, make_learner, prepare
-from serl_chunk.cli.process import warn_of_lockstep
+from serl_chunk.cli.process import check_many, warn_of_lockstep
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import require
 from serl_chunk.learner.building import RunOptions
@@ -69,17 +69,22 @@ class LocalLink(ActorLink):
             self._steps = []
 
 
-def run_local(config: ExperimentConfig, options: RunOptions) -> int:
-    """Train in this process until `max_steps` or a signal."""
+def run_local(config: ExperimentConfig, options: RunOptions, *, n_envs: int = 1) -> int:
+    """Train in this process until `max_steps` or a signal. `n_envs`: environments whose episodes run at once."""
     stop, started = Event(), Event()
     stop_on_signals(stop, STOPPING, started.is_set)
-    learner, summary = train_local(config, options, stop=stop, started=started)
+    learner, summary = train_local(config, options, stop=stop, started=started, n_envs=n_envs)
     report_session(summary, config)
     return finish_run(learner)
 
 
 def train_local(
-    config: ExperimentConfig, options: RunOptions, *, stop: Event | None = None, started: Event | None = None
+    config: ExperimentConfig,
+    options: RunOptions,
+    *,
+    stop: Event | None = None,
+    started: Event | None = None,
+    n_envs: int = 1,
 ) -> tuple[Learner, ActorSummary]:
     """Train as `run_local`, and return the closed learner and the actor's summary. Raises SerlChunkError.
 
@@ -91,13 +96,19 @@ def train_local(
     require(config.learner.utd_ratio is not None or config.learner.online_steps == 0, "learner.utd_ratio",
         "none lets neither side wait, and the one process of --local trains between decisions. Set a number, or "
         "use --learner and --actor")  # fmt: skip
+    require(
+        not config.agent.iterates,
+        "local",
+        "its one process collects no groups of episodes. Use --learner --actor, with --n_envs for several simulators",
+    )
     check_signal(config, operator=False)
     warn_of_lockstep(config)
     spec = prepare(config, options)
+    check_many(config, spec, n_envs)
     with locked_run(config, spec, options.checkpoint_path) as (run, status, stack):
         exit_at_once_while(never)  # an open robot is closed, however long it takes
         link = LocalLink()
-        actor = ActorService(config, actor_id="local", link=link, stop=stop, report_every=50)
+        actor = ActorService(config, actor_id="local", link=link, stop=stop, report_every=50, n_envs=n_envs)
         stack.callback(actor.close)
         learner = make_learner(config, options, run, spec, publish=link.publish, threaded=False, stopping=stop.is_set)
         stack.callback(learner.metrics.close)

@@ -17,6 +17,9 @@ from serl_chunk.config.operator import OF_PAGES
 from serl_chunk.config.presets import COMPAT, configured
 from serl_chunk.data.prompts import make_prompts
 from serl_chunk.extras import choose_opengl
+from serl_chunk.io import format_bytes
+from serl_chunk.replay.memory import available_bytes
+from serl_chunk.transport.storage.spool import largest_episode_bytes
 from serl_chunk.types import ConfigError, RobotSpec
 
 logger = logging.getLogger(__name__)
@@ -38,6 +41,7 @@ OF_BOTH_SIDES = (
     Alias("task", "robot.task", "TEXT", "the task in words: recorded, and an input of agents that read language"),
 )
 OF_THE_LEARNER = (
+    Alias("start_from", "learner.start_from", "RUN", "a run, or RUN:CHECKPOINT, whose policy a new run begins with"),
     Alias("pretrain_steps", "learner.pretrain_steps", "N", "imitation updates on demonstrations before actors begin"),
     Alias("offline_steps", "learner.offline_steps", "N", "updates on demonstrations before actors begin"),
     Alias("online_steps", "learner.online_steps", "N", "online steps after which training ends; 0: offline only"),
@@ -89,6 +93,28 @@ def load_flags(flags: argparse.Namespace) -> ExperimentConfig:
     check_unused(config, [path for path, _ in values if path not in watched])
     make_prompts(config)  # refuses a text that is too long before a robot is opened or a run has a folder
     return config
+
+
+def check_many(config: ExperimentConfig, spec: RobotSpec, n_envs: int, *, page: bool = False) -> None:
+    """Raise ConfigError where no `n_envs` environments can run at once in this process. `page`: one is to show them."""
+    require(n_envs >= 1, "n_envs", f"must be at least 1, got {n_envs}")
+    if n_envs == 1:
+        return
+    actor, many = config.actor, f"{n_envs} environments at once"
+    for wrong, what in (
+        (config.robot.real, f"are for simulators, and robot {spec.name!r} is real. Start an --actor for each robot"),
+        (actor.clock == "realtime", "wait for each other's decisions. Set actor.clock=lockstep"),
+        (actor.intervention not in ("none", "scripted"),
+         f"have no one human (actor.intervention={actor.intervention!r}, expected none or scripted)"),
+        (actor.max_human_ticks > 0, "do not share actor.max_human_ticks. Leave it at 0"),
+        (bool(actor.policy), f"are decided on here, and actor.policy={actor.policy!r} is a server. Remove one of them"),
+        (page, "are no one robot that --viewer could show. Remove it"),
+    ):  # fmt: skip
+        require(not wrong, "n_envs", f"{many} {what}")
+    needed, left = n_envs * largest_episode_bytes(spec, config), available_bytes()
+    require(left is None or needed <= left, "n_envs",
+        f"{many} hold back up to {format_bytes(needed)} of records, and {format_bytes(left or 0)} of memory are left. "
+        "Give a smaller number")  # fmt: skip
 
 
 def flag_of(parameter: str, arguments: Sequence[str], flags: Collection[str]) -> str:

@@ -36,11 +36,9 @@ from serl_chunk.recording.stream import DemonstrationStream
 from serl_chunk.robots.base import Expert, InterventionSource, RobotEnv
 from serl_chunk.robots.registry import make_env, make_expert
 from serl_chunk.signals import exit_at_once_while, never
-from serl_chunk.types import IMAGE_PREFIX, ConfigError, Outcome, RobotSpec
+from serl_chunk.types import DEMO_SEED_BASE, IMAGE_PREFIX, ConfigError, Outcome, RobotSpec
 
 logger = logging.getLogger(__name__)
-
-DEMO_SEED_BASE = 0  # start states of demonstrations; evaluation's begin at 1,000,000
 
 
 def record_flags(p: argparse.ArgumentParser) -> None:

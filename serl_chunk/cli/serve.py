@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from serl_chunk.actor.handover import HoldPolicy, with_kept
-from serl_chunk.actor.policy import ChunkPolicy, PolicyError, Prepared, blank_request
+from serl_chunk.actor.policy import LocalPolicy, PolicyError, Prepared, Request, blank_request
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.cli.keys import LearnerAddress
 from serl_chunk.cli.process import add_experiment_flags, load_flags
@@ -151,7 +151,7 @@ def run_serve(
 class ServedPolicy:
     """A policy between a server's messages and an agent."""
 
-    def __init__(self, config: ExperimentConfig, spec: RobotSpec, policy: ChunkPolicy) -> None:
+    def __init__(self, config: ExperimentConfig, spec: RobotSpec, policy: LocalPolicy) -> None:
         self._config, self._spec, self._chunks = config, spec, policy
         self._explore = config.learner.eval_mode != "mean"
         self._hold, self._kept = HoldPolicy(spec), spec.grippers if config.agent.gripper.kept else ()
@@ -172,7 +172,8 @@ class ServedPolicy:
 
     def prepare(self, values: dict[str, Any]) -> Prepared:
         """Return a request's observation as the agent reads it. Raises SerlChunkError for a bad one."""
-        return self._chunks.prepare(*self._reader.read(values))
+        observation, task = self._reader.read(values)
+        return self._chunks.prepare(Request(observation, task=task))
 
     def decide(self, rows: Sequence[Prepared]) -> list[Answer | SerlChunkError]:
         began = time.perf_counter()
@@ -194,8 +195,8 @@ class ServedPolicy:
     def compile(self, sizes: Sequence[int]) -> float:
         """Compile batches of `sizes`; returns the seconds that it took."""
         began = time.perf_counter()
-        blank = blank_request(self._spec, self._chunks.image_keys, explore=self._explore)
-        row = self._chunks.prepare(blank.observation, self._config.robot.task)
+        task = self._config.robot.task
+        row = self._chunks.prepare(blank_request(self._spec, self._chunks.image_keys, explore=self._explore, task=task))
         for size in sizes:
             self._chunks.decide_each([row] * size, explore=self._explore)
         return time.perf_counter() - began
@@ -218,19 +219,19 @@ class ServedPolicy:
 
 def _of_run(
     config: ExperimentConfig, spec: RobotSpec, options: ServeOptions, stack: contextlib.ExitStack, stop: threading.Event
-) -> tuple[ChunkPolicy, Callable[[], object]]:
+) -> tuple[LocalPolicy, Callable[[], object]]:
     """Return the policy of a checkpoint, and what follows it: nothing."""
     from serl_chunk.cli.evaluation import checkpoints_of_run
 
     agent = make_agent(config, spec)
     assert options.run is not None
     [checkpoint] = checkpoints_of_run(config, spec, agent, options.run, [options.step])
-    policy = ChunkPolicy(agent, checkpoint.preprocess, spec, seed=config.seed + 1)
+    policy = LocalPolicy(agent, checkpoint.preprocess, spec, seed=config.seed + 1)
     policy.swap(checkpoint.snapshot)
     return policy, lambda: None
 
 
-def _check(config: ExperimentConfig, spec: RobotSpec, policy: ChunkPolicy, run: Path, batch: int) -> None:
+def _check(config: ExperimentConfig, spec: RobotSpec, policy: LocalPolicy, run: Path, batch: int) -> None:
     """Log what the policy makes of the run's demonstrations, where these are on this machine."""
     from serl_chunk.evaluation.open_loop import check_policy, demonstrations_of
 
@@ -243,7 +244,7 @@ def _check(config: ExperimentConfig, spec: RobotSpec, policy: ChunkPolicy, run: 
 
 def _of_learner(
     config: ExperimentConfig, spec: RobotSpec, options: ServeOptions, stack: contextlib.ExitStack, stop: threading.Event
-) -> tuple[ChunkPolicy, Callable[[], object]]:
+) -> tuple[LocalPolicy, Callable[[], object]]:
     """Return a learner's policy, and what follows its newest snapshot. A stop ends the wait for the first one."""
     from serl_chunk.actor.link import open_link, preprocess_of, replacement
     from serl_chunk.cli.actor import log_waiting
@@ -263,7 +264,7 @@ def _of_learner(
 
     welcome = link.connect(on_waiting=waiting)
     preprocess = preprocess_of(welcome, config, spec)
-    policy = ChunkPolicy(agent, preprocess, spec, seed=config.seed + 1, source=link, run=welcome.run)
+    policy = LocalPolicy(agent, preprocess, spec, seed=config.seed + 1, source=link, run=welcome.run)
     wait = Waiting(logger)
 
     def check() -> None:

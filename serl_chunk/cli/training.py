@@ -14,6 +14,7 @@ from serl_chunk.cli.commands import LISTED, Parser, run_command
 from serl_chunk.cli.process import OF_THE_ACTOR, OF_THE_LEARNER, add_aliases, add_experiment_flags, load_flags
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import require
+from serl_chunk.config.operator import DEVICES
 from serl_chunk.logs import add_log_flags, configure, quiet_libraries
 from serl_chunk.types import BEST, ONE, ConfigError
 from serl_chunk.version import version_info
@@ -88,7 +89,8 @@ def training_parser() -> Parser:
     add("debug", "no wandb")
     add_log_flags(p)
     add_experiment_flags(p)
-    add("pin_cores", "one core for the actor, the others to learn", modes="b")
+    add("actors", "actor processes, each with its own simulator (default: 1)", "M", "b", type=int, default=1)
+    add("pin_cores", "one core for each actor, the others to learn", modes="b")
     add("launched_with_learner", argparse.SUPPRESS)  # flags of both processes are given to each
 
     learner = group = p.add_argument_group("learner")
@@ -127,6 +129,8 @@ def training_parser() -> Parser:
     add("port", "first of the learner's three ports (default: 5588)", "N", "labe", type=int)
     add("spool_path", "keeps what the learner does not have yet; runs/spool unless given", "DIR", "ab")
     add("actor_id", "name of this robot, another for each actor (default: its key's, else actor)", "NAME", "abe")
+    add("n_envs", "simulators whose episodes run at once (default: 1; in evaluations 16 of most packaged ones)", "N",
+        type=int)  # fmt: skip
     add("viewer", "show the running robot on a page at this port of this machine (0: a free one)", "PORT", "abe")
     add(
         "eval_checkpoint_step", "evaluate checkpoint N, latest, best or last:N; several in turns, as 5000,best", "N[,N]"
@@ -181,16 +185,21 @@ def run_training(arguments: list[str]) -> int:
 
     address = LearnerAddress.of(flags)
     if mode == "a":
-        return run_training_actor(config, address, flags.spool_path, viewer=flags.viewer)
+        return run_training_actor(config, address, flags.spool_path, viewer=flags.viewer, n_envs=_n_envs(flags))
     from serl_chunk.cli.evaluation import EvaluationOptions, run_evaluation
 
     steps = () if config.actor.policy else _checkpoints(flags.eval_checkpoint_step)
     options = EvaluationOptions(
         steps, flags.eval_n_trajs, flags.save_video, flags.eval_stochastic,
         flags.eval_validation, (ONE, BEST) if flags.eval_arm == "both" else (flags.eval_arm or "",),
+        flags.n_envs,
     )  # fmt: skip
     source = None if config.actor.policy else Path(flags.checkpoint_path) if flags.checkpoint_path else address
     return run_evaluation(config, options, source, viewer=flags.viewer)
+
+
+def _n_envs(flags: argparse.Namespace) -> int:
+    return 1 if flags.n_envs is None else flags.n_envs
 
 
 def _checkpoints(text: str) -> tuple[str, ...]:
@@ -201,21 +210,24 @@ def _checkpoints(text: str) -> tuple[str, ...]:
 
 
 def _run_both(flags: argparse.Namespace, arguments: Sequence[str]) -> int:
-    from serl_chunk.cli.keys import learner_keys
+    from serl_chunk.cli.keys import DEFAULT_ACTOR, learner_keys
     from serl_chunk.fleet.local import run_both
 
     learner_keys(flags.bind, flags.keys, insecure=flags.insecure)  # before an actor looks for the one of its own
+    name = flags.actor_id or DEFAULT_ACTOR
+    actors = [f"{name}-{i + 1}" for i in range(flags.actors)] if flags.actors > 1 else []
     shared = [a for a in arguments if a not in ("--learner", "--actor", "--pin_cores")]
     shared.append("--launched_with_learner")  # flags of the other process are no mistake
     # An actor on this machine reaches what listens everywhere, but not what listens at one other address only.
     anywhere = {"0.0.0.0": "127.0.0.1", "*": "127.0.0.1", "::": "::1"}
-    return run_both(shared, pin=flags.pin_cores, ip=anywhere.get(flags.bind, flags.bind))
+    return run_both(shared, pin=flags.pin_cores, ip=anywhere.get(flags.bind, flags.bind), actors=actors)
 
 
 def _run_learning(config: ExperimentConfig, flags: argparse.Namespace) -> int:
     from serl_chunk.learner.building import RunOptions
 
-    options = RunOptions(flags.demo_path, flags.checkpoint_path, demo_options(flags), wandb=not flags.debug)
+    demos = demo_options(flags)
+    options = RunOptions(flags.demo_path, flags.checkpoint_path, demos, wandb=not flags.debug, n_envs=flags.n_envs)
     if config.learner.online_steps == 0:
         from serl_chunk.cli.learner import run_offline
 
@@ -223,7 +235,7 @@ def _run_learning(config: ExperimentConfig, flags: argparse.Namespace) -> int:
     if flags.local:
         from serl_chunk.cli.local import run_local
 
-        return run_local(config, options)
+        return run_local(config, options, n_envs=_n_envs(flags))
     from serl_chunk.cli.learner import run_learner
     from serl_chunk.transport.wire.handshake import DEFAULT_PORT
 
@@ -278,6 +290,8 @@ def check_flags(parser: argparse.ArgumentParser, flags: argparse.Namespace, conf
     offline = config.learner.online_steps == 0 and not evaluating
     own = "it is about a learner's own evaluations. Add --eval_interval N; that of a checkpoint has --eval_n_trajs and "
     server = "has no effect: a policy server is evaluated (actor.policy). Remove it."
+    several, device = flags.actors > 1, config.actor.intervention.lower()
+    one = f"got {flags.actors}, expected 1"
     of_checkpoints = ("checkpoint_path", "ip", "port", "keys", "insecure", "actor_id", "eval_stochastic", "eval_arm")
     for wrong, name, text in (
         *((served and evaluating and name in given, name, server) for name in of_checkpoints),
@@ -288,10 +302,22 @@ def check_flags(parser: argparse.ArgumentParser, flags: argparse.Namespace, conf
         ({"keys", "insecure"} <= given, "insecure", "it means no keys, and --keys is given. Remove one of them."),
         ("eval_arm" in given and config.agent.candidates == 1, "eval_arm",
          f"{flags.eval_arm} has no effect: agent.candidates is 1, so one candidate acts. Remove it."),
-        ("eval_episodes" in given and not config.learner.eval_interval, "eval_episodes", f"{own}--save_video."),
-        ("video_episodes" in given and not config.learner.eval_interval, "video_episodes", f"{own}--save_video."),
+        ("eval_episodes" in given and not config.eval_interval, "eval_episodes", f"{own}--save_video."),
+        ("video_episodes" in given and not config.eval_interval, "video_episodes", f"{own}--save_video."),
         ("dataset_replace_interval" in given and "dataset_dir" not in given, "dataset_replace_interval",
          "it is about the shards of a data set. Add --dataset_dir DIR."),
+        ("n_envs" in given and mode == "l" and not (config.eval_interval or flags.launched_with_learner),
+         "n_envs", "a learner alone has no simulators but those of its own evaluations. Add --eval_interval N."),
+        (flags.n_envs is not None and flags.n_envs < 1, "n_envs", f"must be at least 1, got {flags.n_envs}"),
+        (flags.actors < 1, "actors", f"must be at least 1 process, got {flags.actors}"),
+        (several and config.robot.real, "actors",
+         f"each would drive the same robot ({one}). Start one --actor for each robot, with its own --actor_id."),
+        (several and config.actor.clock == "realtime", "actors",
+         f"in real time they make each other late ({one}). Give --config.actor.clock=lockstep."),
+        (several and device in DEVICES, "actors",
+         f"one {device} moves one robot ({one}). Give --config.actor.intervention=none or scripted."),
+        (several and flags.viewer not in (None, "0"), "viewer",
+         f"{flags.viewer} is one port, and --actors has {flags.actors} pages. Give 0: each takes a free one."),
         (offline and flags.actor, "online_steps", "0 trains without actors. Remove --actor."),
         (offline and (flags.bind != LOOPBACK or {"port", "keys", "insecure"} & given), "online_steps",
          "0 has no network. Remove --bind, --port, --keys and --insecure."),

@@ -59,6 +59,8 @@ def contract(
         named["tokens"] = tokens
     else:
         unused += ("agent.language.",)
+    if not config.agent.iterates:
+        unused += (config.group.PATH,)
     compared = (leaf for leaf in leaves(config) if leaf.acts == "value" and not leaf.path.startswith(unused))
     return named | {leaf.path: as_text(leaf.value) for leaf in compared}
 

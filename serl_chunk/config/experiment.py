@@ -13,6 +13,7 @@ from typing import Literal
 from serl_chunk.config.agents.acfql import AcfqlConfig
 from serl_chunk.config.agents.base import AgentConfig, BcOn
 from serl_chunk.config.agents.flow import DELAY_MAX
+from serl_chunk.config.agents.groups import GroupAgentConfig
 from serl_chunk.config.fields import (
     CAMERAS,
     CRITIC,
@@ -25,6 +26,7 @@ from serl_chunk.config.fields import (
     require,
     setting,
 )
+from serl_chunk.config.groups import ITERATES, GroupConfig
 from serl_chunk.config.operator import DeviceConfig, OperatorConfig
 from serl_chunk.config.outcome import OutcomeConfig
 from serl_chunk.config.robots import RobotConfig
@@ -224,6 +226,7 @@ class LearnerConfig(Group, path="learner."):
     max_steps: int = setting(20_000, "critic updates of the online phase", unit="updates", least=1)
     training_starts: int = setting(100, "online steps before training", unit="steps", least=0)
     steps_per_update: int = setting(50, "critic updates between publications", unit="updates", least=1)
+    start_from: str = setting("", "run folder, or FOLDER:CHECKPOINT, whose policy and normaliser a new run begins with")
     pretrain_steps: int = setting(0, "policy-only (BC) updates before the first snapshot", unit="updates", least=0)
     critic_pretrain_steps: int = setting(0, "critic updates before the first snapshot", least=0, **_OF_CRITIC)
     offline_steps: int = setting(0, "updates of all before the first snapshot", unit="updates", least=0)
@@ -330,6 +333,7 @@ class ExperimentConfig(Group):
     device: DeviceConfig = setting(DeviceConfig, "the device of a human operator")
     operator: OperatorConfig = setting(OperatorConfig, "keys of a human operator")
     outcome: OutcomeConfig = setting(OutcomeConfig, "what ends an episode as a success")
+    group: GroupConfig = setting(GroupConfig, "iterations on groups of episodes", requires=ITERATES)
     replay: ReplayConfig = setting(ReplayConfig, "the learner's memory")
     learner: LearnerConfig = setting(LearnerConfig, "the training loop")
     actor: ActorConfig = setting(ActorConfig, "the control loop")
@@ -395,11 +399,25 @@ class ExperimentConfig(Group):
                 f"must be at most {DELAY_MAX} with agent.flow.train_delay=sampled, got {self.actor.delay_ticks}: the "
                 "policy would act with more committed actions than it trained with. Use recorded.")
 
+        if isinstance(agent, GroupAgentConfig):
+            agent.check_sampling(self.group)
+            self._check_iterations()
+
     @property
     def imitated(self) -> BcOn:
         """What `agent.bc_on` comes to: without a human, a policy that imitates itself drifts."""
         helped: BcOn = "demo+interventions" if self.actor.intervention == "none" else "+successes"
         return self.agent.bc_on or helped
+
+    @property
+    def eval_interval(self) -> int:
+        """Updates, or iterations, between the learner's own evaluations; 0: none."""
+        return self.group.eval_every if self.agent.iterates else self.learner.eval_interval
+
+    @property
+    def eval_modes(self) -> tuple[str, ...]:
+        """What each of them evaluates, the mean policy or the sampled one."""
+        return ("mean", "sampled") if self.agent.iterates else (self.learner.eval_mode,)
 
     @property
     def frames_every_tick(self) -> bool:
@@ -422,6 +440,28 @@ class ExperimentConfig(Group):
             return None
         stages = self.outcome.stage_reward * (self.outcome.longest - 1)
         return possible_returns(self.reward, self.discount, stages)
+
+    def _check_iterations(self) -> None:
+        """Raise ConfigError for what makes episodes that are not of one policy."""
+        # fmt: off
+        kind, loop, actor, size = self.agent.kind, self.learner, self.actor, self.group.minibatch
+        require(size % loop.accumulate == 0, "learner.accumulate",
+            f"must divide group.minibatch={size}, got {loop.accumulate}")
+        require(loop.random_steps == 0, "learner.random_steps",
+            f"{loop.random_steps} are of no policy, and agent {kind} trains on what its policy samples. Set it to 0.")
+        require(actor.clock == "lockstep", "actor.clock",
+            f"must be lockstep for agent {kind}, whose decisions are executed from their first action on, got "
+            f"{actor.clock}")
+        require(actor.delay_ticks == 0, "actor.delay_ticks",
+            f"must be 0 for agent {kind}, whose decisions are executed from their first action on, got "
+            f"{actor.delay_ticks}")
+        require(self.transport.snapshot_dtype == "exact", "transport.snapshot_dtype",
+            f"must be exact for agent {kind}: with bfloat16 actors would sample from another policy than the learner "
+            "scores.")
+        for name, value in (("policy", actor.policy), ("gate", actor.gate.replace("none", ""))):
+            require(not value, f"actor.{name}",
+                f"{value} has no effect on agent {kind}, whose episodes are all of the learner's newest policy. Leave "
+                "it out.")
 
     def _check_bounds(self) -> None:
         # fmt: off

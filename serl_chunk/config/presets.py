@@ -23,6 +23,7 @@ from serl_chunk.config.agents.critic import SacCriticConfig
 from serl_chunk.config.agents.encoder import EncoderConfig
 from serl_chunk.config.agents.flow import FlowConfig
 from serl_chunk.config.agents.gripper import GripperConfig, SacGripperConfig
+from serl_chunk.config.agents.groups import GroupAgentConfig
 from serl_chunk.config.agents.published_qc import WIDTHS, PublishedQcConfig
 from serl_chunk.config.experiment import (
     ChunkConfig,
@@ -32,6 +33,7 @@ from serl_chunk.config.experiment import (
     infinite_horizon_return,
 )
 from serl_chunk.config.fields import require
+from serl_chunk.config.groups import GroupConfig
 from serl_chunk.config.overrides import apply_overrides, parse
 from serl_chunk.types import ConfigError
 
@@ -39,6 +41,13 @@ HORIZON = 5  # actions in a published chunk
 FLOW = FlowConfig(hidden=WIDTHS, steps=10)
 _BEST, _ONE_STEP = "best-of-n", "distill-ddpg"
 HG_DAGGER_PRETRAIN = 20_000  # HIL-SERL's --pretrain_steps
+GROUP_PRETRAIN = 8_000  # updates of a clone, where the experiment has none
+# RIPT-VLA's scripts for OpenVLA-OFT: an iteration has one epoch of 12 gradient steps.
+_RIPT: dict[str, Any] = {
+    "density": "tick", "sigma": 0.0, "clip": 0.1, "epochs": 1, "minibatch": 256, "groups": 24, "iterations": 12,
+    "eval_every": 1, "mastered": 8, "weigh": "episode",
+}  # fmt: skip
+_RIPT_AGENT: dict[str, Any] = {"iteration_lr": 5e-5}
 SAC_WIDTH = 256  # of a layer of RLPD's and HIL-SERL's networks
 
 Changes = dict[str, Any]  # fields of an ExperimentConfig -> their new values
@@ -164,6 +173,32 @@ def _hg_dagger(config: ExperimentConfig, policy: Any) -> Changes:
     }
 
 
+def _groups(config: ExperimentConfig, agent: Changes, group: Changes, accumulate: int = 1) -> Changes:
+    """The experiment's own lengths and flow, or pi0: cloned, then improved on episodes that no script helps."""
+    a, learner, actor = config.agent, config.learner, config.actor
+    own = {f.name: getattr(a, f.name) for f in fields(a)} if isinstance(a, BcConfig) else _common(config)
+    own |= {"policy": "flow", "flow": getattr(a, "flow", FlowConfig())} | agent
+    if a.encoder.trained_by == "critic":  # a clone has none
+        own["encoder"] = replace(a.encoder, trained_by="each")
+    if a.as_pi0:
+        own["policy"] = "pi0"
+        of_pi0: Changes = {"density": "end", "sigma": 0.05} if group.get("density") == "tick" else {}
+        group = {"noise": 1.0, **group, **of_pi0}  # it was trained from no other noise
+    if actor.intervention == "scripted":
+        actor = replace(actor, intervention="none")
+    learner = replace(
+        learner, pretrain_steps=learner.pretrain_steps or GROUP_PRETRAIN, critic_pretrain_steps=0, warmup_episodes=0,
+        accumulate=accumulate,
+    )  # fmt: skip
+    return {
+        "agent": GroupAgentConfig(**own),
+        "chunk": replace(config.chunk, critic_horizon=None, return_steps=None),
+        "group": GroupConfig(**group),
+        "learner": learner,
+        "actor": replace(actor, adaptive_execution=False),
+    }
+
+
 PRESETS: dict[str, Preset] = {
     name: Preset(description, changes)
     for name, description, changes in (
@@ -188,6 +223,14 @@ PRESETS: dict[str, Preset] = {
          lambda c, g: _clone(c, "gaussian")),
         ("hg-dagger", "HG-DAgger: clones demonstrations, then also human steps online; flow policy, chunks of 5",
          lambda c, g: _hg_dagger(c, "flow")),
+        ("ript", "RIPT-VLA: groups of 8, leave-one-out, clipped ratios of each action of a Laplace head",
+         lambda c, g: _groups(c, {"policy": "laplace"} | _RIPT_AGENT, _RIPT, 4)),
+        ("ript-flow-sde", "as ript, with a flow that takes one random step in each decision",
+         lambda c, g: _groups(c, {}, {})),
+        ("flow-ipo", "FlowIPO: velocities between the sample's and a reference's, by the episode's outcome",
+         lambda c, g: _groups(c, {"rule": "flow_ipo"}, {"noise": 1.0, "sigma": 0.0})),
+        ("filtered-bc", "cloning of an iteration's successes: the baseline of the three",
+         lambda c, g: _groups(c, {"rule": "filtered_bc"}, {})),
         ("hg-dagger-gaussian", "as hg-dagger, with a tanh-squashed Gaussian", lambda c, g: _hg_dagger(c, "gaussian")),
     )
 }  # fmt: skip
@@ -267,12 +310,14 @@ def _without_adaptive(config: ExperimentConfig) -> Changes:
 
 COMPAT = ("qc", "openpi")
 _NO_DAGGER = "the published code has no HG-DAgger, and its sampler draws no interventions"
+OF_GROUPS = ("ript", "ript-flow-sde", "flow-ipo", "filtered-bc")
 NOT_OF_COMPAT = {  # presets of which Q-chunking's code has no version
     "bc-gaussian": "the published code has no Gaussian clone",
     "hg-dagger": _NO_DAGGER,
     "hg-dagger-gaussian": _NO_DAGGER,
     "rlpd": "the RLPD of the published code is preset=rlpd-qc",
     "hil-serl": "the published code has no HIL-SERL",
+    **dict.fromkeys(OF_GROUPS, "the published code trains on no groups"),
 }
 
 

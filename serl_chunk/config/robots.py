@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from serl_chunk.config.fields import Group, Requirement, needs, optional, require, setting, ticks_of
@@ -42,6 +44,7 @@ class RobotConfig(Group, path="robot."):
 
     kind: ClassVar[str] = ""
     frames_with_observation: ClassVar[bool] = False  # its environment gives camera frames with every observation
+    several: ClassVar[bool] = False  # whether a process may open several of it without being told how many
 
     task: str = setting("", "instruction in words, recorded with every episode")
     max_episode_steps: int = setting(120, "time limit T", unit="ticks", least=1)
@@ -72,6 +75,7 @@ class FakeAlohaConfig(RobotConfig):
     """The numpy bimanual pick, hand-over and place task."""
 
     kind: ClassVar[str] = "fake_aloha"
+    several: ClassVar[bool] = True
 
     task: str = "pick the cube with the right arm, hand it to the left arm, place it on the target"
     control_hz: float = setting(50.0, "rate of the control loop", unit="Hz", above=0)
@@ -88,6 +92,7 @@ class FakeSingleArmConfig(RobotConfig):
     """The numpy pick and place task of one arm that is commanded by velocities, as HIL-SERL's robots are."""
 
     kind: ClassVar[str] = "fake_single_arm"
+    several: ClassVar[bool] = True
 
     task: str = "pick the block up and put it on the target"
     max_episode_steps: int = 80
@@ -101,6 +106,7 @@ class AlohaSimConfig(RobotConfig):
     """gym-aloha's TransferCube or Insertion (MuJoCo); the default `task` is that of `env_name`, another stays."""
 
     kind: ClassVar[str] = "aloha_sim"
+    several: ClassVar[bool] = True
     TASKS: ClassVar[dict[str, str]] = {
         "transfer_cube": "transfer the cube from the right arm to the left arm",
         "insertion": "put the right arm's peg into the left arm's socket",
@@ -112,6 +118,9 @@ class AlohaSimConfig(RobotConfig):
     cube_in_state: bool = setting(True, "append the pose (7) of every object, cube or peg and socket, to the 14 joints")
     image_size: int = _image_size(128, "size of camera frames")
     cameras: tuple[str, ...] = setting(("top", "left_wrist", "right_wrist"), "cameras that are rendered")
+    init_states: str = setting(
+        "", "file (.npz) of saved start states: under each id MuJoCo's qpos, float64[nq]; empty: none", acts=""
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -124,6 +133,7 @@ class OgbenchConfig(RobotConfig):
     """A single-task manipulation environment of OGBench (cube, scene, puzzle), states only (extra `[ogbench]`)."""
 
     kind: ClassVar[str] = "ogbench"
+    several: ClassVar[bool] = True
 
     env_name: str = setting("cube-single-play-singletask-task1-v0", "a single-task environment of OGBench")
     max_episode_steps: int = setting(0, "time limit; 0: the environment's own (200 to 1000)", unit="ticks", least=0)
@@ -167,6 +177,48 @@ class RobomimicConfig(RobotConfig):
         return (
             f"robomimic's data for it: hf download robomimic/robomimic_datasets {file} --repo-type dataset --local-dir "
             f"~/.robomimic, then --demo_path ~/.robomimic/{file}"
+        )
+
+
+@cache
+def libero_tasks() -> dict[str, list[str]]:
+    """Return suite -> instructions of LIBERO's tasks, in the benchmark's order."""
+    return json.loads(Path(__file__).with_name("libero_tasks.json").read_text())
+
+
+@dataclasses.dataclass(frozen=True)
+class LiberoConfig(RobotConfig):
+    """A task of LIBERO in robosuite (extra `[libero]`); the default `task` is its instruction, another stays."""
+
+    kind: ClassVar[str] = "libero"
+
+    env_name: str = setting("libero_goal/0", "SUITE/N: task N of a suite, counted from 0")
+    max_episode_steps: int = setting(
+        0, "time limit; 0: that of published evaluations (220 to 520)", unit="ticks", least=0
+    )
+    image_size: int = _image_size(256, "size of camera frames")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        suite, _, number = self.env_name.partition("/")
+        if not self.task or any(self.task in texts for texts in libero_tasks().values()):  # or another env_name's
+            object.__setattr__(self, "task", libero_tasks()[suite][int(number)])
+
+    def _check(self) -> None:
+        # fmt: off
+        suite, _, number = self.env_name.partition("/")
+        tasks = libero_tasks().get(suite, [])
+        suites = ", ".join(f"{name} (N up to {len(texts) - 1})" for name, texts in libero_tasks().items())
+        require(bool(tasks), "robot.env_name", f"must be SUITE/N with SUITE one of {suites}, got {self.env_name!r}")
+        require(number in map(str, range(len(tasks))), "robot.env_name",
+            f"must be {suite}/N with N one of {', '.join(f'{n} ({text})' for n, text in enumerate(tasks))}; got "
+            f"{self.env_name!r}")
+
+    @property
+    def data_hint(self) -> str:
+        return (
+            "LIBERO publishes demonstrations of its tasks, and openpi a converted set; record none here, and pass "
+            "yours with --demo_path (docs/benchmarks.md)"
         )
 
 

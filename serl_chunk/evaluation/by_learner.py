@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from serl_chunk.learner.schedule import BY_LEARNER
 from serl_chunk.outcomes.robot import observing
 from serl_chunk.robots.registry import make_env
 from serl_chunk.runs import evaluations
-from serl_chunk.types import ConfigError, SerlChunkError, Snapshot
+from serl_chunk.types import EVAL_SEED_BASE, ConfigError, SerlChunkError, Snapshot
 from serl_chunk.viz.video import ffmpeg_program
 
 logger = logging.getLogger(__name__)
@@ -36,28 +37,34 @@ class OwnEvaluation:
     Global random state is restored after each evaluation, so that training does not depend on them. An evaluation that
     fails, or is cut short because the process is `stopping`, leaves nothing and ends no training. Raises ConfigError
     for a physical robot, for the realtime clock, and where what `video_episodes` needs is missing.
+
+    `n_envs`: simulators, and so episodes at once, but for those that are filmed; see `rollouts.envs_at_once`.
     """
 
-    def __init__(self, config: ExperimentConfig, agent: Agent, stopping: Callable[[], bool]) -> None:
+    def __init__(
+        self, config: ExperimentConfig, agent: Agent, stopping: Callable[[], bool], *, n_envs: int | None = None
+    ) -> None:
         check_simulator(config)
         self._config, self._agent, self._stopping = config, agent, stopping
         if config.learner.video_episodes:
             ffmpeg_program()
-        with _random_state_kept():
-            self._env = observing(make_env(config.robot, evaluating=True), config)
+        with contextlib.ExitStack() as opened, _random_state_kept():
+            self._envs = []
+            unfilmed = config.learner.eval_episodes - config.learner.video_episodes
+            for _ in range(rollouts.envs_at_once(config, n_envs, unfilmed)):
+                self._envs.append(observing(make_env(config.robot, evaluating=True), config))
+                opened.callback(self._envs[-1].close)
+            self._env = self._envs[0]
             if config.learner.video_episodes:
-                try:
-                    self._check_camera()
-                except BaseException:
-                    self._env.close()
-                    raise
+                self._check_camera()
+            self._opened = opened.pop_all()
 
     def _check_camera(self) -> None:
         name, parameter = self._env.robot_spec.name, "learner.video_episodes"
         got = f"got {self._config.learner.video_episodes}, expected 0"
         require(bool(self._env.robot_spec.cameras), parameter, f"robot {name!r} has no camera to film with ({got})")
         try:
-            self._env.reset(seed=rollouts.EVAL_SEED_BASE)
+            self._env.reset(seed=EVAL_SEED_BASE)
             self._env.read_images()
         except Exception as error:  # of whatever the simulator draws with
             fault = f"robot {name!r} cannot draw a frame here ({type(error).__name__}: {error}; {got})"
@@ -66,9 +73,21 @@ class OwnEvaluation:
 
     def __call__(self, learner: Learner, snapshot: Snapshot) -> None:
         """See `learner.schedule.Evaluate`; what the learner's `tick` raises is raised."""
+        run, step, results = learner.metrics.run_dir, learner.counters().step, []
+        for mode in self._config.eval_modes:
+            if (found := self._evaluated(learner, snapshot, mode)) is None:
+                return
+            results.append(found)
+        try:
+            evaluations.save(run, step, BY_LEARNER, results)
+        except OSError as error:  # a full disk ends no training; the rows are in metrics.jsonl
+            logger.warning(f"evaluation {step} could not be written to {run} ({os_reason(error)})")
+
+    def _evaluated(self, learner: Learner, snapshot: Snapshot, mode: str) -> dict[str, Any] | None:
+        """Evaluate in one mode and write the row; None where that failed, or was cut short."""
         start = time.perf_counter()
         c, counters, run = self._config.learner, learner.counters(), learner.metrics.run_dir
-        step, videos = counters.step, run / "videos" / f"{snapshot.version}_{c.eval_mode}"
+        step, videos = counters.step, run / "videos" / f"{snapshot.version}_{mode}"
         before, in_tick = set(videos.glob("*")), False
 
         def watch() -> str | None:
@@ -83,8 +102,8 @@ class OwnEvaluation:
                 policy = rollouts.policy_of(self._env, self._agent, learner.preprocess, snapshot, self._config)
                 result = rollouts.evaluate(
                     self._env, policy, self._config, n=c.eval_episodes,
-                    deterministic=c.eval_mode == "mean", stop=watch, filmed=c.video_episodes,
-                    save_video=videos if c.video_episodes else None,
+                    deterministic=mode == "mean", stop=watch, filmed=c.video_episodes,
+                    save_video=videos if c.video_episodes else None, others=self._envs[1:],
                 )  # fmt: skip
         except BaseException as error:
             _remove_new(videos, before)
@@ -96,34 +115,32 @@ class OwnEvaluation:
                 f"({type(error).__name__}: {error}{_origin(error)})"
             )
             logger.debug("of that evaluation:", exc_info=error)
-            return
+            return None
         if result.episodes < c.eval_episodes:
             _remove_new(videos, before)
             logger.info(f"the evaluation at step {step} was cut short: its {result.episodes} episodes are not kept")
-            return
+            return None
         seconds = time.perf_counter() - start
         figures = {**result.figures(), "starts_repeat": result.starts_repeat, "seconds": seconds, "by": BY_LEARNER}
         learner.metrics.evaluation(counters, checkpoint=step, **figures)
         logger.info(f"evaluation at step {step}: {result}, took {seconds:.1f} s")
-        try:
-            evaluations.save(run, step, BY_LEARNER, [result.to_json() | {"seconds": seconds}])
-        except OSError as error:  # a full disk ends no training; the row is in metrics.jsonl
-            logger.warning(f"evaluation {step} could not be written to {run} ({os_reason(error)})")
+        return result.to_json() | {"seconds": seconds}
 
     def close(self) -> None:
-        self._env.close()
+        self._opened.close()
 
 
 def check_simulator(config: ExperimentConfig) -> None:
     """Raise ConfigError where a learner would have to move a physical robot."""
-    if not config.learner.eval_interval:
+    if not config.eval_interval:
         return
+    name = "group.eval_every" if config.agent.iterates else "learner.eval_interval"
     if config.robot.real:
-        why = f"learner.eval_interval={config.learner.eval_interval}: the learner's process has no real robot"
+        why = f"{name}={config.eval_interval}: the learner's process has no real robot"
         raise ConfigError(f"{why}. Set it to 0, and evaluate with --actor --eval_checkpoint_step on the robot PC")
     if config.actor.clock != "lockstep":
         remedy = "Set --config.actor.clock=lockstep, or leave it 0 and evaluate with --actor --eval_checkpoint_step"
-        raise ConfigError(f"learner.eval_interval evaluates in lockstep. {remedy}")
+        raise ConfigError(f"{name} evaluates in lockstep. {remedy}")
 
 
 def _origin(error: Exception) -> str:

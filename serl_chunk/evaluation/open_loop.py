@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from serl_chunk.actor.handover import HoldPolicy
-from serl_chunk.actor.policy import ChunkPolicy, PolicyError
+from serl_chunk.actor.policy import LocalPolicy, PolicyError, Request
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.demos import end_at_first_success
 from serl_chunk.data.source import ReadOptions
@@ -119,7 +119,7 @@ class PolicyCheck:
 
 
 def check_policy(
-    policy: ChunkPolicy, config: ExperimentConfig, spec: RobotSpec, episodes: Iterable[Episode],
+    policy: LocalPolicy, config: ExperimentConfig, spec: RobotSpec, episodes: Iterable[Episode],
     *, checkpoint: int, held_out: bool = False, batch: int = BATCH,
 ) -> PolicyCheck:  # fmt: skip
     """Compare a policy with `episodes`, the failed ones left out, until it has decided DECISIONS times.
@@ -149,7 +149,7 @@ def check_policy(
     return compare(played, spec, config.chunk.executed, checkpoint=checkpoint, held_out=held_out, imitates=imitates)
 
 
-def _play(policy: ChunkPolicy, config: ExperimentConfig, spec: RobotSpec, episode: Episode, batch: int) -> Played:
+def _play(policy: LocalPolicy, config: ExperimentConfig, spec: RobotSpec, episode: Episode, batch: int) -> Played:
     steps, executed, hold = episode.steps, config.chunk.executed, HoldPolicy(spec)
     task, cameras = episode.begin.task or config.robot.task, cameras_of(episode)
     decided = range(0, steps.n, executed)
@@ -164,7 +164,7 @@ def _play(policy: ChunkPolicy, config: ExperimentConfig, spec: RobotSpec, episod
                 )
             at = max(0, int(np.searchsorted(cameras[name].index, t, "right")) - 1)
             observation[IMAGE_PREFIX + name] = np.asarray(cameras[name].values[at])
-        rows.append(policy.prepare(observation, task))
+        rows.append(policy.prepare(Request(observation, task=task)))
     chunks: list[np.ndarray] = []
     for first in range(0, len(rows), batch):
         part = rows[first : first + batch]
@@ -321,7 +321,7 @@ class CheckOfLearner:
     def __call__(self, learner: Learner, snapshot: Snapshot) -> None:
         run = learner.metrics.run_dir
         try:
-            policy = ChunkPolicy(learner.agent, learner.preprocess, self._spec, seed=self._config.seed + 1)
+            policy = LocalPolicy(learner.agent, learner.preprocess, self._spec, seed=self._config.seed + 1)
             policy.swap(snapshot)
             episodes = demonstrations_of(run, self._config)
             check = check_policy(policy, self._config, self._spec, episodes, checkpoint=snapshot.version)

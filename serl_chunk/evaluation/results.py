@@ -98,13 +98,19 @@ class EvalResult(RolloutStats):
 
     def take_back(self, turn: int) -> None:
         """Count the episode of a turn no more: it is done again."""
-        kept = [(e, t) for e, t in zip(self.summaries, self.turns, strict=True) if t != turn]
         self.repeated += [e for e, t in zip(self.summaries, self.turns, strict=True) if t == turn]
+        self._recount([(e, t) for e, t in zip(self.summaries, self.turns, strict=True) if t != turn])
+
+    def sort(self) -> None:
+        """Put the episodes in the order of their turns."""
+        self._recount(sorted(zip(self.summaries, self.turns, strict=True), key=lambda pair: pair[1]))
+
+    def _recount(self, episodes: Sequence[tuple[EpisodeSummary, int]]) -> None:
         self.summaries, self.turns = [], []
         for field in dataclasses.fields(RolloutStats):
             setattr(self, field.name, field.default)
-        for episode, number in kept:
-            self.add(episode, number)
+        for episode, turn in episodes:
+            self.add(episode, turn)
 
     @property
     def interval(self) -> Interval:

@@ -10,13 +10,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 
 from serl_chunk.actor.clock import Clock
 from serl_chunk.actor.episode import EpisodeRunner
-from serl_chunk.actor.policy import ChunkPolicy, Policy, no_stop
+from serl_chunk.actor.many import ManyEpisodes
+from serl_chunk.actor.policy import BLOCK, LocalPolicy, Policy, no_stop
 from serl_chunk.actor.recorder import NullSink
 from serl_chunk.actor.stats import EpisodeSummary
 from serl_chunk.agents.base import Agent
@@ -29,13 +30,11 @@ from serl_chunk.evaluation.results import INTERVENTION, EvalResult
 from serl_chunk.operator.operator import Operator
 from serl_chunk.outcomes.judge import OPERATOR
 from serl_chunk.robots.base import InterventionSource, RobotEnv
-from serl_chunk.types import IMAGE_PREFIX, STATE, Amend, Outcome, Snapshot, Source, Step
+from serl_chunk.types import EVAL_SEED_BASE, IMAGE_PREFIX, STATE, Amend, Outcome, Snapshot, Source, Step
 from serl_chunk.viz.video import EpisodeVideo
 
 logger = logging.getLogger(__name__)
 
-EVAL_SEED_BASE = 1_000_000  # start states of reported figures
-VALIDATION_SEED_BASE = 2_000_000  # start states that checkpoints are chosen on; training's are above 3,000,000
 FAULT_REPEATS = 2  # of an episode that the robot ended by a fault; after that it counts as a failure
 STATE_TOLERANCE = 1e-4  # of a state's number, absolute and relative: a simulator's rounding is less
 FRAME_TOLERANCE = 16  # levels of 0..255 of any pixel: a renderer's noise is less, an object in another place more
@@ -173,17 +172,36 @@ class Entry(NamedTuple):
     arm: str = ""
 
 
+def envs_at_once(config: ExperimentConfig, wanted: int | None, n: int) -> int:
+    """Return how many simulators play `n` episodes: those `wanted`; else as many as a computation decides for, or 1.
+
+    1 where it is not known that a process may open several, and where no keys of decisions follow from the start.
+    """
+    if wanted is None:
+        many = config.robot.several and _keyed(config) and not config.actor.policy
+        wanted = BLOCK if many else 1
+    return max(1, min(wanted, n))
+
+
+def _keyed(config: ExperimentConfig) -> bool:
+    """Return whether the keys of decisions follow from an episode's start, which another process can repeat."""
+    return config.actor.clock == "lockstep" and not config.robot.real
+
+
 def evaluate(
     env: RobotEnv, policy: Policy, config: ExperimentConfig,
     *, n: int, seed_base: int = EVAL_SEED_BASE, deterministic: bool = True, save_video: Path | None = None,
     filmed: int | None = None, progress: Callable[[EvalResult], None] | None = None, clock: Clock | None = None,
-    stop: Callable[[], str | None] = no_stop,
+    stop: Callable[[], str | None] = no_stop, others: Sequence[RobotEnv] = (),
 ) -> EvalResult:  # fmt: skip
     """Run `n` episodes from the start states `seed_base + i`, without interventions; nothing is recorded.
 
-    One that the robot ended by a fault is repeated, at most FAULT_REPEATS times; the last of these counts.
+    One that the robot ended by a fault is repeated, at most FAULT_REPEATS times; the last of these counts. In a
+    simulator the keys of an episode's decisions follow from `config.seed` and its start, and so its outcome does.
 
     Args:
+        others: more simulators like `env`. So many episodes run at once, but for those that are filmed; their outcomes
+            are those of `env` alone.
         config: the training's: its clock, delay and lengths apply here too.
         deterministic: the policy's mean instead of a sample.
         save_video: a folder for one mp4 of each of the first `filmed` episodes (None: all), named by its outcome.
@@ -195,6 +213,7 @@ def evaluate(
     [result] = evaluate_in_turns(
         env, [Entry(policy, deterministic, save_video)], config, n=n, seed_base=seed_base, filmed=filmed,
         progress=None if progress is None else lambda results: progress(results[0]), clock=clock, stop=stop,
+        others=others,
     )  # fmt: skip
     return result
 
@@ -204,9 +223,11 @@ def evaluate_in_turns(
     *, n: int, seed_base: int = EVAL_SEED_BASE, filmed: int | None = None,
     progress: Callable[[list[EvalResult]], None] | None = None, clock: Clock | None = None,
     stop: Callable[[], str | None] = no_stop, intervention: InterventionSource | None = None,
-    operator: EvaluationOperator | None = None,
+    operator: EvaluationOperator | None = None, others: Sequence[RobotEnv] = (),
 ) -> list[EvalResult]:  # fmt: skip
     """Evaluate policies in turns: from each start state an episode of each, in an order drawn by `config.seed`.
+
+    With `others` the policies follow one another; results and `turns` are the same.
 
     An episode in which a human acted is a failure, whatever else was decided of it. Other arguments, and what is
     raised, are as of `evaluate`; `progress` gets the results of all entries.
@@ -222,9 +243,15 @@ def evaluate_in_turns(
     # It limits how much an operator helps a policy in training. For safety a human may act here at any time.
     config = dataclasses.replace(config, actor=config.actor.without_human_limit())
     operator = operator or EvaluationOperator()
+    manned = intervention is not None or operator.operator is not None
+    one = manned or not all(isinstance(e.policy, LocalPolicy) for e in entries)
+    require(not (others and one), "n_envs",
+        f"an operator or a policy server has one robot (got {len(others) + 1}, expected 1). Leave it out")  # fmt: skip
     drawn = np.random.default_rng(config.seed)
     turns = [(i, int(k)) for i in range(n) for k in drawn.permutation(len(entries))]
-    left = deque(range(len(turns)))
+    films = [filmed is None or i < filmed for i, _ in turns]
+    at_once = [t for t, (_, k) in enumerate(turns) if others and not (films[t] and entries[k].videos is not None)]
+    left = deque(sorted(set(range(len(turns))) - set(at_once)))
 
     def take_back(undone: set[str]) -> None:
         for again in sorted(int(name.split("-")[1]) for name in undone):
@@ -239,7 +266,7 @@ def evaluate_in_turns(
         while left and stop() is None and not operator.quits:
             turn = left.popleft()
             i, k = turns[turn]
-            counts = players[k].play(i, turn, film=filmed is None or i < filmed)
+            counts = players[k].play(i, turn, film=films[turn])
             if not counts:
                 left.appendleft(turn)
             take_back(operator.undone())
@@ -248,6 +275,9 @@ def evaluate_in_turns(
             if progress is not None:
                 progress(results)
         take_back(operator.undone(last=True))
+        for k, player in enumerate(players if others else ()):
+            own = [(turns[turn][0], turn) for turn in at_once if turns[turn][1] == k]
+            left += player.play_at_once([env, *others], own, lambda: progress(results) if progress else None)
     for player in players:
         player.result.policy_version = player.entry.policy.version
         player.result.interrupted = bool(left)
@@ -261,8 +291,8 @@ class _Player:
         self, env: RobotEnv, entry: Entry, config: ExperimentConfig, seed_base: int, clock: Clock | None,
         stop: Callable[[], str | None], human: InterventionSource | None, operator: EvaluationOperator,
     ) -> None:  # fmt: skip
-        self.entry, self._env, self._seed_base = entry, env, seed_base
-        self._stop, self._operator = stop, operator
+        self.entry, self._env, self._config, self._seed_base = entry, env, config, seed_base
+        self._stop, self._operator, self._clock = stop, operator, clock
         self._film = _Film(env)
         self._runner = EpisodeRunner(
             env, entry.policy, self._film, config=config, clock=clock, intervention=human,
@@ -287,18 +317,14 @@ class _Player:
                 self._film.video = EpisodeVideo(videos / f"{name}.mp4", self._env.robot_spec.control_hz)
             episode_id = f"evaluation-{turn:06d}-{attempt}"
             self._runner.interventions.released = False  # else that of the episode before ends this one's reset
-            summary = self._runner.run_episode(
-                self._seed_base + i, explore=not self.entry.deterministic, episode_id=episode_id, arm=self.entry.arm
-            )
+            summary = self._runner.run_episode(**self._options(i), episode_id=episode_id)
             stopped = self._stop()
             if summary.length == 0 and stopped is None and not self._operator.quits:  # stopped in its reset
                 self._drop_film()
                 continue
-            unjudged = summary.outcome is Outcome.UNKNOWN
-            if unjudged and (summary.length == 0 or (stopped and summary.ended_by in (stopped, OPERATOR))):  # cut short
+            if _cut_short(summary, stopped):
                 return False
-            if summary.human_ticks:
-                summary = summary.judged(Outcome.FAILURE, INTERVENTION)
+            summary = _alone(summary)
             faults += bool(summary.fault)
             settled: EpisodeSummary | None = None
             if not summary.fault or faults > FAULT_REPEATS or stopped is not None:
@@ -318,16 +344,75 @@ class _Player:
             self._film.video = None
         return True
 
+    def play_at_once(
+        self, envs: Sequence[RobotEnv], starts: Sequence[tuple[int, int]], progress: Callable[[], object]
+    ) -> list[int]:
+        """Play the episodes of `starts` (start, turn), one on each of `envs` at once; returns turns that do not count.
+
+        One that ends by a fault is played again, as in `play`.
+        """
+        left = deque((i, turn, 0) for i, turn in starts)  # and its faults
+        under_way: dict[str, tuple[int, int, int]] = {}  # by id of an episode
+        with contextlib.ExitStack() as stack:
+            runners = [
+                EpisodeRunner(e, self.entry.policy, NullSink(), config=self._config, clock=self._clock, stop=self._stop)
+                for e in envs[: len(starts)]
+            ]
+            for runner in runners:
+                stack.callback(runner.close)
+            many = ManyEpisodes(runners, cast(LocalPolicy, self.entry.policy))
+            while True:
+                while left and many.free and self._stop() is None:
+                    i, turn, faults = left.popleft()
+                    name = f"evaluation-{turn:06d}-{faults}"
+                    many.begin(**self._options(i), episode_id=name)
+                    under_way[name] = i, turn, faults
+                if not many.open:
+                    break
+                for ended in many.advance():
+                    i, turn, faults = under_way.pop(ended.state.id)
+                    summary = ended.runner.summary(ended.state)
+                    if _cut_short(summary, self._stop()):
+                        left.append((i, turn, faults))
+                    elif summary.fault and faults < FAULT_REPEATS:
+                        self.result.repeated.append(summary)
+                        left.appendleft((i, turn, faults + 1))
+                    else:
+                        self.result.add(_alone(summary), turn)
+                        progress()
+        self.result.sort()
+        return [turn for _, turn, _ in left]
+
+    def _options(self, i: int) -> dict[str, Any]:
+        """Return what `EpisodeRunner.begin` takes for start `i`."""
+        seed = self._seed_base + i
+        (word,) = np.random.SeedSequence([self._config.seed, seed]).generate_state(1)
+        return {
+            "seed": seed, "explore": not self.entry.deterministic, "arm": self.entry.arm,
+            "decision_seed": int(word) if _keyed(self._config) else None,
+        }  # fmt: skip
+
     def _drop_film(self) -> None:
         if self._film.video is not None:
             self._film.video.discard()
             self._film.video = None
 
 
+def _cut_short(summary: EpisodeSummary, stopped: str | None) -> bool:
+    """Return whether the evaluation's end, for which `stopped` names who ended it, left the episode undecided."""
+    ended = summary.length == 0 or (stopped is not None and summary.ended_by in (stopped, OPERATOR))
+    return summary.outcome is Outcome.UNKNOWN and ended
+
+
+def _alone(summary: EpisodeSummary) -> EpisodeSummary:
+    """Return the episode as a failure where a human acted in it."""
+    return summary.judged(Outcome.FAILURE, INTERVENTION) if summary.human_ticks else summary
+
+
 def policy_of(
     env: RobotEnv, agent: Agent, preprocess: Preprocess, snapshot: Snapshot, config: ExperimentConfig
-) -> ChunkPolicy:
-    """Return the policy of a snapshot. Its noise depends on `config.seed` alone."""
-    policy = ChunkPolicy(agent, preprocess, env.robot_spec, seed=config.seed + 1)
+) -> LocalPolicy:
+    """Return the policy of a snapshot. Its noise depends on `config.seed` and, in a simulator, on the start."""
+    policy = LocalPolicy(agent, preprocess, env.robot_spec, seed=config.seed + 1)
     policy.swap(snapshot)
     return policy

@@ -1,8 +1,9 @@
-"""`--learner --actor`: both processes on this machine, each in its own operating system session."""
+"""`--learner --actor`: all processes on this machine, each in its own operating system session."""
 
 from __future__ import annotations
 
 import codecs
+import dataclasses
 import logging
 import os
 import re
@@ -18,6 +19,7 @@ from typing import IO
 from serl_chunk.logs import LIVE, Screen, current_screen
 from serl_chunk.signals import INTERRUPTED, SIGNALS, exit_at_once_while, never, note_signal
 
+LEARNER = "learner"
 PROGRAM = (sys.executable, "-m", "serl_chunk")
 STOP_GRACE = 60.0  # seconds a child has for its last checkpoint or its last records
 DONE_GRACE = 5.0  # seconds an actor has to end after its learner; an unconnected one would wait forever
@@ -25,117 +27,173 @@ OUTPUT_GRACE = 2.0  # seconds for the output of ended processes; a grandchild ma
 WATCH_PERIOD = 0.1  # seconds between looks at the processes
 READ_BYTES = 1 << 16
 PIECES = re.compile(r"([^\r\n]*)(\r\n|\r|\n|$)")  # of a read: text, and what ended it
+RESTARTS = 3  # of an actor in a row, before its crash ends all
+BACK_OFF = 1.0  # seconds before the first of these; it doubles with each
+SETTLED_SECONDS = 20.0  # an actor that ran for so long has started: what came before counts no more
+WRONG_USAGE = 2  # exit status that a restart would only repeat
 
 logger = logging.getLogger(__name__)
 
 
-def core_sets(pin: bool) -> tuple[set[int] | None, set[int] | None]:
-    """Return the cores of the learner (all but the last) and of the actor (the last); None for no restriction."""
-    if not pin:
-        return None, None
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    if len(cores) < 2:
-        logger.warning("--pin_cores has no effect: it needs Linux and two cores that this process may use")
-        return None, None
-    return set(cores[:-1]), {cores[-1]}
+def core_sets(pin: bool, actors: int = 1) -> list[set[int] | None]:
+    """Return the cores of the learner and of each actor, of which each has one of the last; None: no restriction."""
+    cores = sorted(os.sched_getaffinity(0)) if pin and hasattr(os, "sched_getaffinity") else []
+    if len(cores) > actors:
+        return [set(cores[:-actors]), *({core} for core in cores[-actors:])]
+    if pin:
+        logger.warning(f"--pin_cores has no effect: it needs Linux and {actors + 1} cores that this process may use")
+    return [None] * (actors + 1)
 
 
-def run_both(arguments: Sequence[str], *, pin: bool, ip: str, program: Sequence[str] = PROGRAM) -> int:
-    """Start `serl-chunk ARGUMENTS` with --learner and with --actor, show their output, and end both when one fails.
+def run_both(
+    arguments: Sequence[str], *, pin: bool, ip: str, actors: Sequence[str] = (), program: Sequence[str] = PROGRAM
+) -> int:
+    """Start `serl-chunk ARGUMENTS` with --learner and with --actor, show their output, and end all when one fails.
 
-    `pin`: reserve a core for the actor. `ip`: the learner's address for the actor. Returns the exit status of the
-    process that failed first, else 0; 130 where a signal ended one during its start.
+    Args:
+        pin: reserve a core for each actor.
+        ip: the learner's address for the actors.
+        actors: ids of several actors of simulators, each a process that is restarted where it crashes, up to RESTARTS
+            times in a row. Empty: one, which is not.
+
+    Returns the exit status of the process that failed first, else 0; 130 where a signal ended one during its start.
     """
     exit_at_once_while(never)  # the children end first
     relay = Relay(current_screen())
-    pair = _Pair(relay)
+    fleet = _Fleet(relay, restarts=RESTARTS if actors else 0)
     # as under nohup
     signals_taken = [n for n in SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
-    before = {number: signal.signal(number, pair.stop) for number in signals_taken}
+    before = {number: signal.signal(number, fleet.stop) for number in signals_taken}
     try:
-        learner_cores, actor_cores = core_sets(pin)
-        pair.start("learner", [*program, *arguments, "--learner"], learner_cores)
-        pair.start("actor", [*program, *arguments, "--actor", "--ip", ip], actor_cores)
-        return pair.watch()
+        acting = [*program, *arguments, "--actor", "--ip", ip]
+        commands = {LEARNER: [*program, *arguments, "--learner"]}
+        commands |= {name: [*acting, "--actor_id", name] for name in actors} or {"actor": acting}
+        for (name, command), cores in zip(commands.items(), core_sets(pin, len(commands) - 1), strict=True):
+            fleet.start(name, command, cores)
+        return fleet.watch()
     finally:
-        pair.kill()
+        fleet.kill()
         relay.close(OUTPUT_GRACE)
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-class _Pair:
-    def __init__(self, relay: Relay) -> None:
-        self._relay = relay
-        self._children: dict[str, subprocess.Popen[bytes]] = {}
-        self._stopping = False
+@dataclasses.dataclass
+class _Child:
+    command: list[str]
+    cores: set[int] | None
+    process: subprocess.Popen[bytes]
+    began: float  # of the process, monotonic, s
+    crashes: int = 0  # in a row
+    restart_at: float | None = None  # monotonic, s; None: none is due
 
-    def start(self, name: str, command: list[str], cores: set[int] | None) -> None:
+    @property
+    def running(self) -> bool:
+        return self.process.poll() is None
+
+    @property
+    def status(self) -> int:
+        """Exit status of the ended process as in a shell; the launcher's SIGTERM during a start is an interruption."""
+        code = self.process.returncode
+        return INTERRUPTED if code == -signal.SIGTERM else 128 - code if code < 0 else code
+
+
+class _Fleet:
+    """A learner and its actors. `restarts`: how often in a row an actor that crashes is started again."""
+
+    def __init__(self, relay: Relay, restarts: int) -> None:
+        self._relay, self._restarts = relay, restarts
+        self._children: dict[str, _Child] = {}
+        self._stopping = self._incomplete = False
+
+    def start(self, name: str, command: list[str], cores: set[int] | None, crashes: int = 0) -> None:
         if self._stopping:
+            self._incomplete = True
             return
         environment = os.environ | {"PYTHONUNBUFFERED": "1"}
         if self._relay.screen.live:
             environment[LIVE] = "1"
         # A terminal's Ctrl-C would reach the whole foreground group in addition to the parent's signal.
-        child = subprocess.Popen(
+        process = subprocess.Popen(
             command, env=environment, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
-        self._children[name] = child
-        assert child.stdout is not None
-        self._relay.follow(name, child.stdout)
+        self._children[name] = _Child(command, cores, process, time.monotonic(), crashes)
+        assert process.stdout is not None
+        self._relay.follow(name, process.stdout)
         if cores is not None:
-            os.sched_setaffinity(child.pid, cores)
+            os.sched_setaffinity(process.pid, cores)
         if self._stopping:  # a signal came before the child was known to `stop`
-            child.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGTERM)
 
     def stop(self, number: int, frame: FrameType | None) -> None:
         """Pass a signal on as SIGTERM. It must not log, because it may interrupt the thread that logs."""
         self._stopping = True
         note_signal(number)
         for child in self._children.values():
-            child.send_signal(signal.SIGTERM)
+            child.process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         for child in self._children.values():
-            if child.poll() is None:
-                child.kill()
-            child.wait()
+            if child.running:
+                child.process.kill()
+            child.process.wait()
 
     def watch(self) -> int:
-        first = ""  # the process that failed before the other
-        deadline = 0.0  # for an actor whose learner is done
-        while any(c.poll() is None for c in self._children.values()):
+        deadline = 0.0  # for actors whose learner is done
+        while any(c.running for c in self._children.values()):
             time.sleep(WATCH_PERIOD)
-            for name, child in self._children.items():
-                other = "actor" if name == "learner" else "learner"
-                if self._stopping or child.poll() is None or self._children[other].poll() is not None:
-                    continue
-                if child.returncode != 0:
-                    first = name
-                    logger.error(f"the {name} {_end(child.returncode)}: stopping the other process")
-                    self._end_one(other)
-                elif name == "learner":  # its connected actor is about to end; another would wait forever
-                    deadline = deadline or time.monotonic() + DONE_GRACE
-                    if time.monotonic() >= deadline:
-                        logger.info("the learner is done and the actor has not ended: stopping the actor")
-                        self._end_one(other)
-                        status = _status(self._children[other].returncode)
-                        return 0 if status == INTERRUPTED else status
-        if first:
-            return _status(self._children[first].returncode)
-        statuses = [_status(c.returncode) for c in self._children.values()]
-        return next((s for s in statuses if s), 0 if len(statuses) == 2 else INTERRUPTED)
+            running = [name for name, child in self._children.items() if child.running]
+            if self._stopping or not running:
+                continue
+            failed = [n for n, c in self._children.items() if not c.running and c.process.returncode]
+            if LEARNER in running:
+                failed = [name for name in failed if not self._restarts_soon(name)]
+            else:
+                failed = [name for name in failed if name == LEARNER]
+            if failed:
+                first = self._children[failed[0]]
+                logger.error(f"{failed[0]} {_end(first.process.returncode)}: stopping the rest")
+                self._end(running)
+                return first.status
+            if LEARNER not in running:  # connected actors are about to end; another would wait forever
+                deadline = deadline or time.monotonic() + DONE_GRACE
+                if time.monotonic() >= deadline:
+                    logger.info(f"learner is done and {', '.join(running)} not: stopping the rest")
+                    self._end(running)
+                    statuses = [child.status for child in self._children.values()]
+                    return next((s for s in statuses if s not in (0, INTERRUPTED)), 0)
+        statuses = [child.status for child in self._children.values()]
+        return next((s for s in statuses if s), INTERRUPTED if self._incomplete else 0)
 
-    def _end_one(self, name: str) -> None:
+    def _restarts_soon(self, name: str) -> bool:
+        """Restart an actor that crashed, after its back-off; returns whether that is to be."""
+        child, now = self._children[name], time.monotonic()
+        if child.restart_at is None:
+            if now - child.began >= SETTLED_SECONDS:
+                child.crashes = 0
+            if child.status == WRONG_USAGE or child.crashes >= self._restarts:
+                return False
+            wait = BACK_OFF * 2**child.crashes
+            child.crashes, child.restart_at = child.crashes + 1, now + wait
+            again = f"restart {child.crashes} of {self._restarts} in {wait:g} s"
+            logger.warning(f"{name} {_end(child.process.returncode)}: {again}")
+        elif now >= child.restart_at:
+            self.start(name, child.command, child.cores, child.crashes)
+        return True
+
+    def _end(self, names: Sequence[str]) -> None:
         self._stopping = True
-        child = self._children[name]
-        child.send_signal(signal.SIGTERM)
-        try:
-            child.wait(STOP_GRACE)
-        except subprocess.TimeoutExpired:
-            logger.warning(f"the {name} did not end within {STOP_GRACE:g} s: killing it")
-            child.kill()
-            child.wait()
+        for name in names:
+            self._children[name].process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + STOP_GRACE
+        for name in names:
+            process = self._children[name].process
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                logger.warning(f"{name} did not end within {STOP_GRACE:g} s: killing it")
+                process.kill()
+                process.wait()
 
 
 class Relay:
@@ -197,8 +255,3 @@ class Relay:
 
 def _end(returncode: int) -> str:
     return f"ended with status {returncode}" if returncode > 0 else f"was ended by {signal.Signals(-returncode).name}"
-
-
-def _status(returncode: int) -> int:
-    """Return the exit status as in a shell; the launcher's SIGTERM during a start counts as an interruption."""
-    return INTERRUPTED if returncode == -signal.SIGTERM else 128 - returncode if returncode < 0 else returncode

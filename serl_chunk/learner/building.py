@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from serl_chunk.agents.base import Agent
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.fields import require
 from serl_chunk.config.overrides import to_dict
 from serl_chunk.data.preprocess import Preprocess, fit_preprocess
 from serl_chunk.io import os_reason
@@ -17,8 +19,9 @@ from serl_chunk.learner.learner import Learner, Publish, check_replay_memory
 from serl_chunk.learner.offline_data import DemoOptions, InitialData, append_hint, open_dataset, read_demos
 from serl_chunk.learner.schedule import Check, Evaluate
 from serl_chunk.replay.memory import replay_size
-from serl_chunk.runs.checkpoints import CheckpointStore
-from serl_chunk.runs.episodes import DEMOS, note_of
+from serl_chunk.runs.checkpoints import CheckpointStore, PolicyCheckpoint
+from serl_chunk.runs.episodes import DEMOS, is_run, note_of
+from serl_chunk.runs.evaluations import wanted_policy
 from serl_chunk.runs.folder import RunFolder, write_json
 from serl_chunk.runs.metrics import MetricsLog
 from serl_chunk.types import ConfigError, DataError, Episode, RobotSpec
@@ -33,6 +36,7 @@ class RunOptions(NamedTuple):
     checkpoint_path: str | None = None  # the run folder; None for a new one
     demo_options: DemoOptions = DemoOptions()
     wandb: bool = False  # whether the metrics are sent to Weights & Biases
+    n_envs: int | None = None  # simulators of the learner's own evaluations; None: see `rollouts.envs_at_once`
 
 
 def build_learner(
@@ -46,12 +50,14 @@ def build_learner(
     evaluation: Callable[[Agent], Evaluate] | None = None,
     check: Check | None = None,
     agent: Agent | None = None,
+    saved_states: Sequence[str] = (),
 ) -> Learner:
     """Build the learner of a run with data, metrics and checkpoint; the caller closes it. Raises SerlChunkError.
 
     Args:
         evaluation: makes what evaluates the agent where `learner.eval_interval` is set.
         check: see `Learner`.
+        saved_states: that episodes of groups may begin in.
         agent: that of `config`, where it is made already: its base is read from a file once.
     """
     agent = agent or make_agent(config, spec)
@@ -59,26 +65,27 @@ def build_learner(
     demo_options = options.demo_options.of_robot(config.robot)
     demos = read_demos(config, spec, options.demo_paths, demo_options)
     dataset = open_dataset(config, spec, demo_options, CheckpointStore(run.path).newest() or 0)
-    data = InitialData(demos.episodes, dataset)
+    data = InitialData(demos.episodes, dataset, saved_states)
     try:
         data.require(config.learner)
     except ConfigError as error:
         raise ConfigError(append_hint(str(error), config)) from error
     # Nothing here keeps the shard: the learner takes it out of the data set, and later ones need its room.
     fitted = [*demos.episodes, *(dataset.episodes if dataset is not None else ())]
-    preprocess = _preprocess(config, spec, run, fitted)
+    start = _starting_policy(config)
+    preprocess = _preprocess(config, spec, run, fitted, start)
     del fitted
     project, name = "serl-chunk" if options.wandb else None, f"{config.name}-{run.path.name}"
     metrics = MetricsLog(run.path, wandb_project=project, wandb_name=name, config=to_dict(config))
     evaluate: Evaluate | None = None
     with contextlib.ExitStack() as failed:
         failed.callback(metrics.close)  # wandb would wait for this run's end
-        if evaluation is not None and config.learner.eval_interval:
+        if evaluation is not None and config.eval_interval:
             evaluate = evaluation(agent)
             failed.callback(evaluate.close)
         learner = Learner(
             config, spec, agent, preprocess, data, metrics, publish=publish, threaded=threaded, evaluate=evaluate,
-            check=check,
+            check=check, start=start,
         )  # fmt: skip
         run.write_config()  # not before: until then the files of the previous process stay
         try:
@@ -90,8 +97,31 @@ def build_learner(
     return learner
 
 
-def _preprocess(config: ExperimentConfig, spec: RobotSpec, run: RunFolder, episodes: Sequence[Episode]) -> Preprocess:
-    """Return one fitted to the data; where that is impossible that of a resumed run, which it keeps in any case."""
+def _starting_policy(config: ExperimentConfig) -> PolicyCheckpoint | None:
+    """Return the policy of `learner.start_from`, if it is set. Raises ConfigError, CheckpointError."""
+    if not config.learner.start_from:
+        return None
+    folder, _, step = config.learner.start_from.partition(":")
+    path = Path(folder).expanduser()
+    require(is_run(path), "learner.start_from", f"{folder} is no run folder. Give the --checkpoint_path of a run")
+    start = wanted_policy(path, CheckpointStore(path), step or "latest")
+    now, before = config.normaliser.actions, start.meta["normaliser_mode"]
+    require(now == before, "learner.start_from",
+        f"the policy of {folder} was trained with normaliser.actions={before}, and this run has {now}. Set it to "
+        f"{before}, or start from another run")  # fmt: skip
+    return start
+
+
+def _preprocess(
+    config: ExperimentConfig, spec: RobotSpec, run: RunFolder, episodes: Sequence[Episode],
+    start: PolicyCheckpoint | None,
+) -> Preprocess:  # fmt: skip
+    """Return that of the policy to `start` from, or one fitted to the data.
+
+    Where that is impossible it is that of a resumed run, which it keeps in any case.
+    """
+    if start is not None:
+        return Preprocess.restored(config, spec, start.meta, start.normaliser)
     try:
         return fit_preprocess(config, spec, episodes)
     except (ConfigError, DataError) as error:

@@ -32,7 +32,7 @@ from serl_chunk.learner.trainers.base import Trainer
 from serl_chunk.learner.training_stats import TrainingStats, ValueRange
 from serl_chunk.replay.memory import available_bytes, check_memory
 from serl_chunk.replay.replay import Replay
-from serl_chunk.runs.checkpoints import LearnerCheckpoints, Restored
+from serl_chunk.runs.checkpoints import LearnerCheckpoints, PolicyCheckpoint, Restored
 from serl_chunk.runs.metrics import DEMONSTRATION_RECEIVED, Counters, MetricsLog, read_metrics
 from serl_chunk.runs.status_line import StatusFields
 from serl_chunk.types import ConfigError, DataError, PolicyOrigin, Record, RobotSpec, Snapshot
@@ -168,22 +168,26 @@ class Learner:
         threaded: prefetch batches and publish in parallel to the training thread; False reproduces a run bit for bit.
         evaluate: called as `learner.eval_interval` sets; closed with the learner.
         check: called once with the policy that demonstrations trained, before an actor gets it.
+        start: the policy that a fresh run begins with, of whose normaliser `preprocess` is.
     """
 
     def __init__(
         self, config: ExperimentConfig, spec: RobotSpec, agent: Agent, preprocess: Preprocess, data: InitialData,
         metrics: MetricsLog, *, publish: Publish, threaded: bool, evaluate: Evaluate | None = None,
-        check: Check | None = None,
+        check: Check | None = None, start: PolicyCheckpoint | None = None,
     ) -> None:  # fmt: skip
         self.config, self.agent, self.metrics = config, agent, metrics
         c, a = config.learner, config.agent
         self.checkpoints = LearnerCheckpoints(metrics.run_dir, keep=c.keep_checkpoints)
         key, self.base = jax.random.key(config.seed), agent.source_base
-        shapes = jax.eval_shape(lambda: Learned(agent.init(key), {} if agent.source else agent.new_base(key)))
-        restored = self.checkpoints.restore_state(shapes)
+        learned = lambda: [Learned(s, {} if agent.source else agent.new_base(key)) for s in agent.states(key)]  # noqa: E731
+        restored = self.checkpoints.restore_state(*jax.eval_shape(learned))
         if restored is None:  # else trained weights are in the checkpoint, and their file may be gone
             self.state: AgentState = agent.pretrained(agent.new_state(key))
             self.base = self.base or agent.new_base(key)
+            if start is not None:
+                agent.check_base(start.meta["base_digest"])
+                self.state = agent.with_policy(self.state, start.params)
             if a.image_keys and a.encoder.frozen_backbone and not a.encoder.weights:
                 logger.warning(
                     "agent.encoder.frozen_backbone=True without agent.encoder.weights: its convolutions stay random. "
@@ -206,13 +210,18 @@ class Learner:
         step = None if restored is None else restored.step
         self.trainer: Trainer = trainer_of(a)(self, data, threaded=threaded, step=step)
         self._publisher = SnapshotPublisher(agent, publish, metrics.run_dir, threaded=threaded)
-        self._evaluations = Evaluations(evaluate, c.eval_interval if evaluate else 0, check)
+        self._evaluations = Evaluations(evaluate, config.eval_interval if evaluate else 0, check, self._none_evaluated)
         self.idle = False  # whether the last look found no work: steps are waited for
         self.tick: Callable[[], None] = lambda: None  # for what takes long within one piece of work
         self.stats = TrainingStats(metrics, self.replay, c.log_period, self.counters, preprocess.normaliser.mode)
         if restored is not None:
             self._resume(restored)
         self.trainer.check_data()
+
+    @property
+    def _none_evaluated(self) -> int:
+        """What counts as the step of the last evaluation before the first: of iterations, the clone is evaluated."""
+        return -1 if self.config.agent.iterates else 0
 
     @property
     def env_steps(self) -> int:
@@ -228,16 +237,17 @@ class Learner:
     def status(self) -> StatusFields:
         stats = self.stats
         always: StatusFields = {
-            **self.trainer.status(), "paused": stats.evaluation_seconds, "evaluating": stats.evaluating,
+            "paused": stats.evaluation_seconds, "evaluating": stats.evaluating,
             "step": self.updates, "updates_per_s": stats.rates.get("rates/updates_per_s", 0.0),
         }  # fmt: skip
         if self.config.learner.online_steps == 0:  # there are no actors
-            return always
+            return {**always, **self.trainer.status()}
         return {
             **always, "env_steps": self.env_steps, "episodes": self.episodes, "version": self.version,
             "success": stats.success_without_intervention,
             "human": self.human_ticks / self.env_steps if self.env_steps else None,
             "learner_wait": stats.waiting[0], "actor_wait": stats.waiting[1], "empty_half": self.replay.empty_half,
+            **self.trainer.status(),
         }  # fmt: skip
 
     def run(self, stop: threading.Event, tick: Callable[[], None] = lambda: None) -> None:
@@ -257,7 +267,8 @@ class Learner:
         self._count_episodes()
         if self.checkpoints.timed_due:
             self.checkpoint(timed=True)
-        if self.evaluate_if_due():  # before anything is changed: a resume makes up for one that was cut short
+        # Before anything is changed: a resume makes up for one that was cut short.
+        if self.trainer.counts_steps and self.evaluate_if_due():
             return True
         # Before the first update, so that a stop may end it; a journal has been read by now.
         if self._precompute is not None and not self.trainer.done:
@@ -376,7 +387,8 @@ class Learner:
         self.human_ticks, self.episodes = saved.human_ticks, saved.episodes
         self.metrics.resumed(self.counters(), self.episodes)
         rows = read_metrics(self.metrics.run_dir)["eval"]
-        self._evaluations.last = max((row["step"] for row in rows if row.get("by") == BY_LEARNER), default=0)
+        steps = (row["step"] for row in rows if row.get("by") == BY_LEARNER)
+        self._evaluations.last = max(steps, default=self._none_evaluated)
         self.trainer.resume(saved.trainer, missed_evaluation=self._evaluations.due(self.updates, now=True))
 
 

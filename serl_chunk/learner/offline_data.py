@@ -121,10 +121,14 @@ def open_dataset(
 
 
 class InitialData(NamedTuple):
-    """Demonstrations that stay for the whole run, and a data set, in the state it is opened in."""
+    """Demonstrations that stay for the whole run, and a data set, in the state it is opened in.
+
+    `saved_states`: see `RobotEnv.init_states`.
+    """
 
     demos: Sequence[Episode] = ()
     dataset: ShardedSource | None = None
+    saved_states: Sequence[str] = ()
 
     def require(self, config: LearnerConfig) -> None:
         """Raise ConfigError where `config` trains on demonstrations and there are none."""
@@ -153,7 +157,7 @@ class OfflineData:
         self, replay: Replay, data: InitialData, *, seek: int | None, seen: Callable[[Sequence[Episode]], None]
     ) -> None:
         self._replay, self._seen = replay, seen
-        demos, self._dataset = data
+        demos, self._dataset = data.demos, data.dataset
         first: list[Episode] = []
         if demos or self._dataset is None:
             replay.add_demo(*demos)

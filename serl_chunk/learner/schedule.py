@@ -30,6 +30,7 @@ class Phase(enum.StrEnum):
     CRITIC_PRETRAIN = "critic pretrain"
     OFFLINE = "offline"
     WARMUP = "warm-up"
+    COLLECT = "collect"  # the episodes of an iteration
     TRAIN = "train"
     DONE = "done"
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,13 +16,15 @@ from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.demos import short_digest
 from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.io import Waiting, format_bytes
+from serl_chunk.learner.assembly import EpisodeAssembler
+from serl_chunk.learner.groups.collector import Collector
 from serl_chunk.learner.schedule import StepShares
 from serl_chunk.replay.episode import EpisodeStats
 from serl_chunk.replay.partitions import Added
 from serl_chunk.replay.replay import Replay
 from serl_chunk.runs.amend import AmendRequests
 from serl_chunk.runs.checkpoints import CheckpointStore
-from serl_chunk.runs.episodes import JOURNAL, assembled
+from serl_chunk.runs.episodes import JOURNAL
 from serl_chunk.runs.evaluations import wanted_policy
 from serl_chunk.runs.folder import RunFolder
 from serl_chunk.runs.status_line import StatusFields
@@ -32,9 +33,21 @@ from serl_chunk.transport.server.server import LearnerServer
 from serl_chunk.transport.server.sessions import ServerHandler, SessionInfo
 from serl_chunk.transport.storage.record_store import RecordStore, check_retention
 from serl_chunk.transport.wire.handshake import MAX_ARRAYS
-from serl_chunk.types import Amend, Begin, ConfigError, DataError, Episode, PolicyOrigin, Record, Snapshot, StepBlock
+from serl_chunk.types import (
+    Amend,
+    Begin,
+    ConfigError,
+    DataError,
+    End,
+    Episode,
+    Grant,
+    PolicyOrigin,
+    Record,
+    Snapshot,
+    StepBlock,
+)
 from serl_chunk.version import version_info
-from serl_chunk_robot.wire.codec import Limits, WireError
+from serl_chunk_robot.wire.codec import Limits
 
 if TYPE_CHECKING:
     from serl_chunk.learner.learner import Learner
@@ -49,13 +62,6 @@ EPISODE_TIMEOUT = 30.0  # seconds of silence that close an actor's episode as tr
 FINISH_GRACE = 10.0  # seconds the actors have to deliver what is left after the end of training
 
 
-@dataclasses.dataclass
-class _Open:
-    begin: Begin
-    blocks: list[StepBlock] = dataclasses.field(default_factory=list)
-    length: int = 0
-
-
 class DemonstrationReceiver:
     """Takes in the records of sessions of demonstrations.
 
@@ -66,7 +72,7 @@ class DemonstrationReceiver:
     def __init__(self, replay: Replay) -> None:
         self.received = self.duplicates = 0
         self._replay = replay
-        self._open: dict[str, _Open] = {}  # by session
+        self._assembler = EpisodeAssembler("demonstration")
         self._digests: dict[bytes, None] = {}
         self._lock = threading.Lock()  # of the digests
 
@@ -89,31 +95,9 @@ class DemonstrationReceiver:
         One of an episode that did not begin here is left out. Raises DataError where records are missing, and where
         the episode does not fit the robot or the replay.
         """
-        if isinstance(record, Begin):
-            self._open[session] = _Open(record)  # the end of one before will never come
-            return None
-        opened = self._open.get(session)
-        if opened is None or opened.begin.episode_id != record.episode_id:
-            return None
-        if isinstance(record, StepBlock):
-            if record.first_tick != opened.length:
-                raise DataError(
-                    f"demonstration {record.episode_id}: steps from tick {record.first_tick} on arrived, expected tick "
-                    f"{opened.length}"
-                )
-            opened.blocks.append(record)
-            opened.length += record.n
-            return None
         assert not isinstance(record, Amend)
-        del self._open[session]
-        if not opened.length or record.length != opened.length:
-            raise DataError(
-                f"demonstration {record.episode_id} ended with {record.length} steps, {opened.length} arrived"
-            )
-        try:
-            episode = assembled(opened.begin, opened.blocks, record)
-        except WireError as error:
-            raise DataError(f"demonstration {record.episode_id}: {error}") from error
+        if (episode := self._assembler.insert(session, record)) is None:
+            return None
         digest = short_digest(episode)
         if digest in self._digests:
             self.duplicates += 1
@@ -121,7 +105,7 @@ class DemonstrationReceiver:
         try:
             self._replay.add_demo(episode, session=session)
         except ConfigError as error:
-            raise DataError(f"demonstration {record.episode_id}: {error}") from error
+            raise DataError(f"demonstration {episode.begin.episode_id}: {error}") from error
         with self._lock:
             self._digests[digest] = None
         self.received += 1
@@ -129,7 +113,7 @@ class DemonstrationReceiver:
 
     def close_session(self, session: str) -> None:
         """Drop the open demonstration of a session that does not come back."""
-        self._open.pop(session, None)
+        self._assembler.close(session)
 
 
 class Received(NamedTuple):
@@ -143,11 +127,16 @@ class Received(NamedTuple):
 
 
 class RecordRouter:
-    """Routes records to the replay. One thread inserts; the thread that trains takes what was finished."""
+    """Routes records to the replay. One thread inserts; the thread that trains takes what was finished.
+
+    Episodes with tickets go to `groups`. The replay checks and counts them like others, and drops them with their end,
+    unless a human had a part.
+    """
 
     def __init__(self, replay: Replay) -> None:
         self._replay = replay
         self.demonstrations = DemonstrationReceiver(replay)
+        self.groups: Collector | None = None  # of episodes with tickets, where the trainer has iterations
         self._received: list[Episode] = []  # demonstrations
         self._changed = threading.Condition()
         self._finished: list[EpisodeStats] = []
@@ -188,7 +177,14 @@ class RecordRouter:
     def _insert(self, session: str, record: Record, demonstrations: bool) -> tuple[Added, Episode | None]:
         if demonstrations and not isinstance(record, Amend):  # not counted as online steps
             return Added(), self.demonstrations.insert(session, record)
-        return self._replay.insert(session, record), None
+        added = self._replay.insert(session, record)
+        if self.groups is not None:
+            self._leave(session, self.groups.insert(session, record))
+        return added, None
+
+    def _leave(self, session: str, episode_id: str) -> None:
+        if episode_id:
+            self._replay.insert(session, Amend(episode_id, discard=True))
 
     def close_session(self, session: str, *, gone: bool, position: int | None = None) -> None:
         """Note that an actor fell silent, or is permanently disconnected (`gone`)."""
@@ -197,7 +193,10 @@ class RecordRouter:
     def _close_session(self, session: str, *, gone: bool) -> Added:
         if gone:
             self.demonstrations.close_session(session)
-        return self._replay.close_session(session, gone=gone)
+        added = self._replay.close_session(session, gone=gone)
+        if gone and self.groups is not None:
+            self._leave(session, self.groups.close_session(session))
+        return added
 
     def _count(
         self, added: Added, demonstration: Episode | None, position: int | None,
@@ -373,6 +372,10 @@ class LearnerService(ServerHandler):
     def allowance(self, session: str) -> int | None:
         return self._shares.allowed(session)
 
+    def tickets(self, session: str, version: int, held: Sequence[str], capacity: int) -> Grant | None:
+        groups = self._ready().router.groups
+        return None if groups is None else groups.tickets(session, version, held, capacity)
+
     def busy(self) -> str:
         return "" if self._learner is None else self._learner.stats.busy
 
@@ -390,11 +393,15 @@ class LearnerService(ServerHandler):
         self._ready().router.insert(session, record, self._position(), demonstrations=info.demonstrations)
         if isinstance(record, StepBlock) and not info.demonstrations:
             self._shares.delivered(info.session, record.n)
+        if isinstance(record, End):
+            self.server.push_allowances()  # its slot is settled: another may be handed out
 
     def on_silent(self, info: SessionInfo, gone: bool) -> None:
         session = f"{info.actor_id}/{info.session}"
         self._ready().router.close_session(session, gone=gone, position=self._position())
         self._shares.closed(info.session)
+        if (groups := self._ready().router.groups) is not None:
+            groups.lost(info.session)
 
     def fetch(self, step: str) -> tuple[Snapshot, dict[str, Any]]:
         checkpoint = wanted_policy(self._run.path, CheckpointStore(self._run.path), step)
@@ -418,9 +425,11 @@ def welcome_of(learner: Learner) -> tuple[dict[str, Any], dict[str, np.ndarray]]
 
 
 def _open_store(config: ExperimentConfig, run: Path) -> RecordStore:
-    t, r = config.transport, config.replay
+    t, r, g = config.transport, config.replay, config.group
+    # Of an iteration under way all episodes, from which a restart goes on.
+    of_groups = g.max_groups * g.size * config.robot.max_episode_steps if config.agent.iterates else 0
     store = RecordStore(
-        run / JOURNAL, Limits(t.max_message_bytes, MAX_ARRAYS), min_steps=r.capacity + r.human_capacity,
+        run / JOURNAL, Limits(t.max_message_bytes, MAX_ARRAYS), min_steps=max(r.capacity + r.human_capacity, of_groups),
         max_bytes=t.journal_bytes, max_age=86400 * t.journal_days or None, sync_interval=t.heartbeat,
         writer=version_info().text,
     )  # fmt: skip

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -133,7 +133,7 @@ class TrainingStats:
         before = self._updates
         self._updates += updates
         if before // self._log_period != self._updates // self._log_period:
-            self._log(metrics)
+            self.log(metrics)
 
     def _measure(self, now: float) -> None:
         seconds, done = max(now - self._start, 1e-9), self._updates - self._logged_updates
@@ -148,7 +148,8 @@ class TrainingStats:
         }
         self.waiting = self._waited / seconds, actors_waited / seconds
 
-    def _log(self, metrics: Metrics) -> None:
+    def log(self, metrics: Mapping[str, Any]) -> None:
+        """Write a row now, with numbers of the training."""
         now, counters = time.perf_counter(), self._counters()
         self._measure(now)
         values = {k: float(v) for k, v in metrics.items()}

@@ -10,6 +10,11 @@ import jax.numpy as jnp
 EDGE = 1e-6  # atanh of anything nearer to 1 is infinite in float32
 
 
+def normal_log_prob(value: jax.Array, mean: jax.Array, deviation: jax.Array | float) -> jax.Array:
+    """log N(value; mean, deviation^2) of each number."""
+    return -0.5 * ((value - mean) / deviation) ** 2 - jnp.log(deviation) - 0.5 * jnp.log(2 * jnp.pi)
+
+
 class TanhNormal(NamedTuple):
     """tanh(u), u ~ N(mean, exp(log_std)^2), per dimension; log-probabilities are not summed."""
 

@@ -87,8 +87,23 @@ def integrate(
 
 
 def interpolate(noise: jax.Array, t: jax.Array, chunk: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Points x_t, at t float32[B] on straight paths of float32[B, D], and velocities of flow matching (Lipman 2023)."""
-    return (1 - t[..., None]) * noise + t[..., None] * chunk, chunk - noise
+    """Points x_t at t float32[B], on straight paths of float32[B, ...], and the paths' velocities (Lipman 2023)."""
+    t = t.reshape(*t.shape, *(1 for _ in chunk.shape[t.ndim :]))
+    return (1 - t) * noise + t * chunk, chunk - noise
+
+
+def random_step(
+    x: jax.Array, ahead: jax.Array, velocity: jax.Array, t: jax.Array, dt: float, sigma: float
+) -> tuple[jax.Array, jax.Array]:
+    """Mean and deviation of a random step of length `dt` from x float32[..., D] at t float32[..., 1] (Flow-SDE, piRL).
+
+    With the ends a = x + (1 - t) v of the data and z = x - t v of the noise that v points to, g^2 = sigma^2 (1 - t') /
+    t' and t' = max(t, dt), it is N(a (t + dt) + z (1 - t - dt - g^2 dt / (2 (1 - t))), g^2 dt). Without g the mean is
+    Euler's step, in whose place stands `ahead`, the step that the ODE makes.
+    """
+    later = jnp.maximum(t, dt)
+    variance = sigma * sigma * (1 - later) / later * dt
+    return ahead - (x - t * velocity) * (variance / (2 * (1 - t))), jnp.sqrt(variance)
 
 
 def linear_share(t: jax.Array, spread: float) -> jax.Array:

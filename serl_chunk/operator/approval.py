@@ -129,6 +129,7 @@ class ApprovedPlanner(RealtimePlanner):
         self._approval.withdraw()
         self._approved[decision.version] += 1
         observe()  # the step of a decision has its frames
-        joined = self._queue.join(decision._replace(tick=tick, epoch=self._queue.epoch), tick)
+        decision = decision._replace(tick=tick, epoch=self._queue.epoch)
+        joined = self._queue.join(decision, tick)
         assert joined == 0, "nothing was planned since the hold began"
-        self._recorder.decided(tick, decision.record, decision.actions)
+        self._recorder.decided(decision)

@@ -301,7 +301,7 @@ class Operator(LoopOperator):
             self.poll(ActorState.RESET)
         return permit.granted
 
-    def reset(self, env: RobotEnv, seed: int) -> Observation | None:
+    def reset(self, env: RobotEnv, seed: int, init_state: str = "") -> Observation | None:
         """Begin an episode: reset the robot, and wait for the scene where it is to be confirmed.
 
         Returns the first observation. None: there is no episode, as a stop or the end of the session came before it.
@@ -320,12 +320,13 @@ class Operator(LoopOperator):
                     return None
                 env.idle()
                 self._pause(POLL_SECONDS)
-            options = {"new_object": True} if self._stage.new_object else None
-            raw = env.reset(seed=seed, options=options)[0]
+            new_object: dict[str, Any] = {"new_object": True} if self._stage.new_object else {}
+            options = new_object | ({"init_state": init_state} if init_state else {})
+            raw = env.reset(seed=seed, options=options or None)[0]
             self._permit.granted = self._stage.again = False
             if self._stage.stopped or self.quits:
                 return None
-            if self._stage.new_object and options is None:  # requested in a hold of this reset
+            if self._stage.new_object and not new_object:  # requested in a hold of this reset
                 continue
             self._stage.new_object = False
             if self._prepared(env, confirms and env.observes_again):

@@ -8,9 +8,15 @@ from typing import Any, NamedTuple, Protocol
 import gymnasium
 import numpy as np
 
-from serl_chunk.types import IMAGE_PREFIX, STATE, CameraSpec, DataError, Observation, RobotSpec
+from serl_chunk.types import IMAGE_PREFIX, STATE, CameraSpec, ConfigError, DataError, Observation, RobotSpec
 
 StepResult = tuple[Observation, float, bool, bool, dict[str, Any]]  # reward, terminated, truncated, info
+
+
+def seed_of(init_state: str) -> int | None:
+    """Return N of the init state `seed-N`, the start that every robot has after `reset(seed=N)`; None for another."""
+    number = init_state.removeprefix("seed-")
+    return int(number) if number != init_state and number.isdecimal() else None
 
 
 class RobotEnv(gymnasium.Env[Observation, np.ndarray]):
@@ -32,6 +38,8 @@ class RobotEnv(gymnasium.Env[Observation, np.ndarray]):
     The control loop calls `send` and `receive`. A robot that lives in another process overrides both: `send` does not
     wait, and with `answers_late` the result is received when the next tick begins.
 
+    `reset(seed=, options={"init_state": id})` restores one of `init_states`; `seed` seeds what is random after it.
+
     Optional: `make_expert() -> Expert`, a scripted demonstrator, and `make_scripted_human() -> InterventionSource`.
     """
 
@@ -40,6 +48,7 @@ class RobotEnv(gymnasium.Env[Observation, np.ndarray]):
     images: str = "on_request"  # or "always"
     frames_with_observation: bool = False  # `read_images` returns what `reset` and `step` have received already
     starts_repeat: bool | None = None  # whether two resets with one seed agreed, once they have been compared
+    init_states: Sequence[str] = ()  # ids of saved states that `reset` restores; a seed's start is none of them
     goes_on: bool = False  # it can be stepped beyond its own success or failure, up to the time limit
     answers_late: bool = False  # the result of a tick is there at its end, not when `send` returns
     paced: bool = False  # the caller keeps the rate; else `receive` waits for the end of the tick
@@ -48,6 +57,15 @@ class RobotEnv(gymnasium.Env[Observation, np.ndarray]):
     may_move: Callable[[], bool] = staticmethod(lambda: True)  # polled where `reset` begins a motion, until it is true
     observes_again: bool = False  # `observe_again` exists: after a reset the robot may stand and be observed later
     _result: StepResult
+
+    def check_init_state(self, name: str) -> None:
+        """Raise ConfigError unless `reset` can restore the saved state `name`."""
+        if name not in self.init_states:
+            valid = ", ".join(self.init_states[:10]) + (", ..." if len(self.init_states) > 10 else "")
+            raise ConfigError(
+                f"robot {self.robot_spec.name} cannot restore init state {name!r} (expected seed-N"
+                f"{f', {valid}' if valid else ': it has no saved states'}). Choose another start"
+            )
 
     def send(self, command: np.ndarray) -> None:
         """Command one tick, `float32[A]`."""
@@ -166,7 +184,11 @@ class SimulatedEnv(RobotEnv):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict]:
         super().reset(seed=seed)
-        info = self._start(seed)
+        if init_state := (options or {}).get("init_state", ""):
+            self.check_init_state(init_state)
+            info = self._restore(init_state)
+        else:
+            info = self._start(seed)
         self.tick, self._active = 0, True
         return self._observe(), {"success": False, **info}
 
@@ -184,6 +206,10 @@ class SimulatedEnv(RobotEnv):
 
     def _start(self, seed: int | None) -> dict[str, Any]:
         """Draw a start state from `np_random`; return additions to the reset's info."""
+        raise NotImplementedError
+
+    def _restore(self, init_state: str) -> dict[str, Any]:
+        """Put the saved state of this id in place; return additions to the reset's info."""
         raise NotImplementedError
 
     def _move(self, action: np.ndarray) -> tuple[float, dict[str, Any]]:

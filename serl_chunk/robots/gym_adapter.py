@@ -98,6 +98,8 @@ class GymAdapter(RobotEnv):
         self._layout = ObservationLayout.of(env.observation_space)
         self._actions = ActionLayout.of(env.action_space)
         self._set_spaces(_spec(config, env, self._actions, self._layout), images)
+        if env.has_wrapper_attr("init_states"):
+            self.init_states = tuple(env.get_wrapper_attr("init_states"))
         self._last: Any = None  # the environment's last observation
         self._looked = False  # whether frames have been requested
         self._shown = False  # whether those of the last observation have been

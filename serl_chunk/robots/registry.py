@@ -17,6 +17,7 @@ _ROBOTS: dict[type[RobotConfig], tuple[str, str]] = {
     configs.AlohaSimConfig: ("aloha_sim.env:aloha_sim_spec", "aloha_sim.env:AlohaSimEnv"),
     configs.OgbenchConfig: ("ogbench:ogbench_spec", "ogbench:OgbenchEnv"),
     configs.RobomimicConfig: ("robomimic:robomimic_spec", "robomimic:RobomimicEnv"),
+    configs.LiberoConfig: ("libero:libero_spec", "libero:LiberoEnv"),
     FrankaConfig: ("franka:franka_spec", "franka:FrankaRobot"),
     configs.AlohaConfig: ("aloha:aloha_spec", "served.robot:ServedRobot"),
     GymConfig: ("gym_adapter:gym_spec", "gym_adapter:GymAdapter"),

@@ -7,7 +7,6 @@ same effect. robomimic itself is not needed.
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,7 +67,6 @@ class RobomimicEnv(MujocoEnv):
     def __init__(self, config: RobomimicConfig, *, images: str = "on_request") -> None:
         self._set_spaces(robomimic_spec(config), images)
         package = extras.robosuite(f"robot {config.kind}")
-        logging.getLogger("robosuite_logs").setLevel(logging.ERROR)  # it announces every file it reads
         self._kind = config.kind
         controller = json.loads(_CONTROLLER.read_text())
         off = dict.fromkeys(("has_renderer", "has_offscreen_renderer", "use_camera_obs", "reward_shaping"), False)

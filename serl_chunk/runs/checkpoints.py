@@ -63,6 +63,10 @@ def host_leaves(tree: Any) -> Flat:
     return out
 
 
+def _paths(tree: Any) -> set[str]:
+    return {jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)}
+
+
 def _checksums(flat: Flat) -> dict[str, int]:
     return {k: zlib.crc32(np.ascontiguousarray(v).tobytes()) for k, v in flat.items()}
 
@@ -227,8 +231,8 @@ class CheckpointStore(_Writer):
     def close(self) -> None:
         self.wait()
 
-    def restore_state(self, template: Any) -> Restored | None:
-        """Restore the newest checkpoint that verifies; None where there is none.
+    def restore_state(self, *templates: Any) -> Restored | None:
+        """Restore the newest checkpoint that verifies, as the first of the templates that has its leaves; None: none.
 
         Damaged checkpoints are moved to `checkpoints_damaged/` once an older one verifies. Raises CheckpointError where
         all are damaged (nothing is moved then), or the one that verifies does not fit this agent.
@@ -243,7 +247,8 @@ class CheckpointStore(_Writer):
                 damaged.append(entry)
                 continue
             self._move_aside(damaged)
-            state = self._assemble(template, leaves, entry.path)
+            fitting = [t for t in templates if _paths(t) == leaves.keys()]
+            state = self._assemble([*fitting, *templates][0], leaves, entry.path)
             return Restored(int(entry.step), state, meta, normaliser)
         if not entries:
             return None

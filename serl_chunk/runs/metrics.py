@@ -1,7 +1,7 @@
 """The rows of a run's `metrics.jsonl`: their writer, which mirrors them to Weights & Biases, and their reader.
 
 One JSON object a line, in five kinds, each with `wall` (seconds of running time over all processes of the run), `step`
-(critic updates), `env_steps` and `human_ticks`:
+(critic updates, or iterations on groups), `env_steps` and `human_ticks`:
 
 - `train`: losses, values, rates, waits, timers and replay counts, under HIL-SERL's names where they mean the same;
 - `episode`: one finished episode (`EPISODE_FIELDS`), and per decision `q` and `g` (`MetricsLog.episode`). `succeed` is

@@ -29,10 +29,12 @@ class StatusFields(TypedDict, total=False):
     total: int
     paused: float  # seconds so far in which nothing was trained, such as evaluations; the time left goes without them
     evaluating: bool  # training stands still for an evaluation
-    step: int  # critic updates
-    updates_per_s: float
+    step: int | None  # critic updates
+    updates_per_s: float | None
     env_steps: int
     episodes: int
+    mixed: tuple[int, int]  # groups of the iteration whose outcomes are mixed, and how many are wanted
+    sampled: float | None  # share of the last iteration's sampled episodes that succeeded, 0..1
     success: float | None  # share of the last 20 episodes that succeeded without intervention, 0..1
     human: float | None  # share of environment steps on which a human had the robot, 0..1
     learner_wait: float  # share of time the learner waited for steps, 0..1
@@ -88,8 +90,9 @@ class StatusLine:
         now = self._clock()
         with self._lock:
             done, paused = fields.get("done", 0), fields.get("paused", 0.0)
-            if phase != self._phase:
-                self._phase, self._start = phase, None
+            self._phase = phase
+            if fields.get("total") != self._fields.get("total") or done < self._fields.get("done", 0):
+                self._start = None  # another stage; those of an iteration follow each other within one
             elif self._start is None and done > self._fields.get("done", 0):  # the first update compiled before it
                 self._start = now, done, paused
             begins = fields.get("evaluating", False) and not self._fields.get("evaluating", False)
@@ -127,6 +130,8 @@ _COUNTS: dict[str, Callable[[Any], str]] = {
     "updates_per_s": "{:.0f} updates/s".format,
     "env_steps": "{:,} env steps".format,
     "episodes": lambda count: plural(count, "episode"),
+    "mixed": lambda groups: f"{groups[0]}/{groups[1]} mixed groups",
+    "sampled": "sampled success {:.0%} (of the last iteration)".format,
     "success": "success without intervention {:.0%} (of the last 20)".format,
     "human": "human {:.1%}".format,
 }

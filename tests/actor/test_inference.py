@@ -19,7 +19,7 @@ from transport_tools import eventually
 from serl_chunk.actor.chunk_queue import ChunkQueue
 from serl_chunk.actor.clock import Clock
 from serl_chunk.actor.inference import InferenceThread
-from serl_chunk.actor.policy import ChunkPolicy, Decision, PolicyError, Request, blank_request
+from serl_chunk.actor.policy import Decision, LocalPolicy, PolicyError, Request, blank_request
 from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.types import CameraSpec, ConfigError, PolicyOrigin, Snapshot
 
@@ -178,7 +178,7 @@ class EchoAgent(NoisyAgent):
 
 def policy_of(agent, normaliser=None, *cameras):
     preprocess = Preprocess(normaliser or identity_normaliser(agent.horizon), tuple(map(SPEC.camera, cameras)))
-    policy = ChunkPolicy(agent, preprocess, SPEC)
+    policy = LocalPolicy(agent, preprocess, SPEC)
     policy.swap(Snapshot(1, {"bias": np.float32(0)}))
     return policy
 
@@ -210,7 +210,7 @@ def test_model_space_in_and_robot_units_out():
 def test_frames_enter_with_the_size_that_the_agent_reads():
     agent = EchoAgent([[1, 0]])
     preprocess = Preprocess(identity_normaliser(1), (CameraSpec("front", 5, 4),), recorded=(SPEC.camera("front"),))
-    policy = ChunkPolicy(agent, preprocess, SPEC)
+    policy = LocalPolicy(agent, preprocess, SPEC)
     with pytest.raises(PolicyError, match=naming("snapshot")):
         policy.decide(Request(OBSERVATION))
     policy.swap(Snapshot(1, {"bias": np.float32(0)}))
@@ -238,7 +238,7 @@ def test_limits_clip_and_count():
     policy = policy_of(agent)
     decision = policy.decide(Request(OBSERVATION, explore=True))
     np.testing.assert_array_equal(decision.actions, [[1, -1], [1, 0], [-1, 1]])
-    assert (policy.clipped, policy.values) == (3, 6)
+    assert decision.clipped == 3
 
 
 def test_a_snapshot_for_another_normaliser_is_refused():
@@ -257,7 +257,7 @@ def test_only_snapshots_of_the_policys_own_run_are_taken():
     ours, theirs = identity_normaliser(2).digest(), relative_normaliser(2).digest()
     found: list[Snapshot | None] = [None]
     agent, source = EchoAgent(np.zeros((2, 2))), types.SimpleNamespace(latest=lambda: found[0])
-    policy = ChunkPolicy(agent, identity(2), SPEC, source=source, run="b")
+    policy = LocalPolicy(agent, identity(2), SPEC, source=source, run="b")
     assert not policy.refresh()
     for run, digest, taken in (("a", ours, False), ("b", theirs, False), ("", ours, False), ("b", ours, True)):
         version = 1 if taken else 9

@@ -15,12 +15,21 @@ from fake_link import FakeLink
 
 from serl_chunk.actor import service
 from serl_chunk.actor.link import RunProgress
-from serl_chunk.actor.service import TRAINING_SEED_BASE, ActorService, ActorSummary, training_seed
+from serl_chunk.actor.service import ActorService, ActorSummary, training_seed
 from serl_chunk.config.experiment import ActorConfig, LearnerConfig
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.devices.recorded import ReplayedIntervention, save_interventions
-from serl_chunk.evaluation.rollouts import EVAL_SEED_BASE, VALIDATION_SEED_BASE
-from serl_chunk.types import Begin, ConfigError, DataError, End, Source, Step
+from serl_chunk.types import (
+    EVAL_SEED_BASE,
+    TRAINING_SEED_BASE,
+    VALIDATION_SEED_BASE,
+    Begin,
+    ConfigError,
+    DataError,
+    End,
+    Source,
+    Step,
+)
 
 FROM_THE_START = RunProgress()
 
@@ -110,7 +119,7 @@ def test_a_policy_and_room_for_records_are_waited_for(said, late, line):
 def test_a_learner_that_compiles_is_waited_for_by_that_name(said, allowed, line):
     link = FakeLink(snapshot_after=4 if allowed is None else 0)
     link.busy, granted = "it compiles updates", iter([allowed] * 4)
-    link.grant = lambda: next(granted, None)
+    link.allowed_steps = lambda: next(granted, None)
     run(link)
     assert said()[0].startswith(line)
 
@@ -125,7 +134,7 @@ def test_the_allowance_is_waited_for_before_every_step():
         granted[0] += 3 if len(over) % 4 == 0 else 0  # the learner gets on a little
         return granted[0]
 
-    link.grant = grant
+    link.allowed_steps = grant
     summary, _ = run(link)
     assert (summary.steps, max(over)) == (36, 0)
 
@@ -152,7 +161,7 @@ def test_the_learner_or_one_of_another_run_ends_the_session_in_the_middle_of_an_
 def test_the_operator_stops_also_while_the_learner_is_waited_for(waits_for):
     link, stop = FakeLink(snapshot_after=10**9 if waits_for == "a snapshot" else 0), threading.Event()
     if waits_for == "an allowance":
-        link.grant = lambda: 0 if link.looks["allowance"] <= 3 else stop.set() or 0
+        link.allowed_steps = lambda: 0 if link.looks["allowance"] <= 3 else stop.set() or 0
     else:
         stop.set()
     summary, env = run(link, stop=stop)

@@ -149,7 +149,7 @@ def received(agent: Agent, state: AgentState) -> Any:
 
 def test_one_call_decides_for_each_with_its_own_key_and_committed_actions():
     agent, state = fresh("decoupled-lengths")
-    params, count, spec = received(agent, state), 5, agent.spec
+    params, count, spec = received(agent, state), 8, agent.spec
     observations = {k: v[0, :count] for k, v in make_batches(spec).observations.items()}
     keys, rng = jax.random.split(jax.random.key(1), count), np.random.default_rng(0)
     mask = (np.arange(spec.horizon) < rng.integers(0, 3, (count, 1))).astype(np.float32)
@@ -163,6 +163,16 @@ def test_one_call_decides_for_each_with_its_own_key_and_committed_actions():
         assert set(record) == set(of_one)
         for name in record:
             np.testing.assert_allclose(record[name][i], of_one[name], atol=1e-5)
+    whole = None
+    for order in (np.arange(8), np.array([6, 1, 3])):  # with others, at another place, in another number
+        padded = np.resize(order, 8)
+        given, each = tuple(part[padded] for part in committed), {k: v[padded] for k, v in observations.items()}
+        some, _ = agent.decide(
+            params, each, keys[padded], explore=True, committed=given, alone=alone[padded], rows=len(order)
+        )
+        whole = some if whole is None else whole
+        np.testing.assert_array_equal(some[: len(order)], whole[order])
+    np.testing.assert_allclose(whole, chunks, atol=1e-5)
 
 
 @pytest.mark.parametrize("variant", ["decoupled-lengths", "acrlpd-entropy-grasp"])

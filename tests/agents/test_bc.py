@@ -9,9 +9,11 @@ import pytest
 from agent_tools import fresh, marked_numbers, one_batch, output_bias, policy_gradient, seen_by
 from plain_networks import log_density, tanh_normal
 
+from serl_chunk.agents.perception import Perception
 from serl_chunk.agents.policies.flow import ALONE, WIDEST, FlowPolicy
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import Context
+from serl_chunk.config.agents.bc import BcConfig
 from serl_chunk.config.agents.flow import FlowConfig
 
 
@@ -32,7 +34,8 @@ def flow_policy(**changes) -> FlowPolicy:
     """A policy of single actions of 4 numbers."""
     published = changes.pop("published", False)
     flow = FlowConfig(**{"hidden": (4,), "steps": 2, "spread": 0.2, **changes})
-    return FlowPolicy(flow, AgentSpec(3, 4, 1, 1, (), 0.9), published=published)
+    perception = Perception(BcConfig(), AgentSpec(3, 4, 1, 1, (), 0.9))
+    return FlowPolicy(flow, perception, published=published)
 
 
 NOISE = [  # published, count, explores, acts alone -> the deviation of each candidate's noise
@@ -69,7 +72,7 @@ def test_without_exploration_the_noise_depends_on_the_observation_alone():
 def test_without_a_network_noise_becomes_chunks_of_the_spread():
     """The field k(t) x alone takes N(0, 1) to N(0, s^2): it is the flow of such data."""
     policy, context, noise = flow_policy(spread=0.5), Context(jnp.zeros(3)), np.eye(4, dtype=np.float32)
-    shapes = jax.eval_shape(policy.init, jax.random.key(0), context.features)
+    shapes = jax.eval_shape(policy.init_network, jax.random.key(0), context.features)
     chunks = policy.sample(jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes), context, noise)
     np.testing.assert_allclose(chunks[:, 0], 0.5 * noise, atol=1e-5)
 

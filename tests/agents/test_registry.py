@@ -17,7 +17,7 @@ from serl_chunk.config.agents.base import ActorCriticConfig, AgentConfig
 from serl_chunk.config.agents.bc import BcConfig
 from serl_chunk.config.agents.published_qc import PublishedQcConfig
 from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.config.presets import NOT_OF_COMPAT, PRESETS, configured
+from serl_chunk.config.presets import NOT_OF_COMPAT, OF_GROUPS, PRESETS, configured
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.types import RobotSpec
 
@@ -66,7 +66,8 @@ PAIRS = [(preset, compat) for preset in PRESETS for compat in ("", "qc") if not 
 @pytest.mark.parametrize(("preset", "compat"), PAIRS)
 def test_every_preset_can_be_compiled(preset, compat):
     config, agent = small(preset, compat)
-    assert agent.spec.horizon == (5 if preset.startswith(("qc", "decoupled", "bc", "hg")) or preset == "rlpd-ac" else 1)
+    of_chunks = preset.startswith(("qc", "decoupled", "bc", "hg")) or preset in ("rlpd-ac", *OF_GROUPS)
+    assert agent.spec.horizon == (5 if of_chunks else 1)
     assert (config.preset, config.compat) == (preset, compat)
     if preset not in TRACED[compat]:
         return

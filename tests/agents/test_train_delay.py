@@ -54,7 +54,7 @@ def test_where_the_delay_comes_from():
     np.testing.assert_array_equal(recorded.flow.given(batch, {}), GIVEN)
     np.testing.assert_array_equal(plain.flow.given(batch, {}), np.zeros((8, 3)))
     keys = jax.random.split(jax.random.key(0), 100)
-    draws, before = (jax.jit(jax.vmap(lambda k, a=a: a.flow.draws(k, batch)))(keys) for a in (sampled, plain))
+    draws, before = (jax.jit(jax.vmap(lambda k, a=a: a.flow.draws(k, 8)))(keys) for a in (sampled, plain))
     assert same({k: draws[k] for k in before}, before)
     counts = np.bincount(np.ravel(draws["delay"]), minlength=4)
     assert counts[3] == 0

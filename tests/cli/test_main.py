@@ -63,7 +63,16 @@ SHARED = ["--launched_with_learner", "--demo_path", "d", "--checkpoint_path", "r
 OFFLINE = ["--offline_steps", "9", "--online_steps", "0", "--demo_path", "d", "--checkpoint_path", "r"]
 GPU = LearnerAddress("gpu", 5588)
 HERE = LearnerAddress("127.0.0.1", 5588)
-ALL_OF_EVALUATION = ["--save_video", "3", "--eval_stochastic", "--eval_validation", "--eval_arm", "both"]
+ALL_OF_EVALUATION = [
+    "--save_video",
+    "3",
+    "--eval_stochastic",
+    "--eval_validation",
+    "--eval_arm",
+    "both",
+    "--n_envs",
+    "9",
+]
 # flags -> the command that they start, its arguments but for the configuration, and some of its keywords
 CALLS: list[tuple[list[str], str, tuple[Any, ...], dict[str, Any]]] = [
     (["--learner"], "run_learner", (RunOptions([], wandb=True),),
@@ -73,7 +82,8 @@ CALLS: list[tuple[list[str], str, tuple[Any, ...], dict[str, Any]]] = [
      "run_learner", (RunOptions(["a", "b"], "run", 
       DemoOptions(ReadOptions(color="bgr", success=True, solved="keep"), "episodes")),),
      {"bind": "0.0.0.0", "port": 7000, "insecure": True, "keys": None}),
-    ([*SHARED, "--actor"], "run_training_actor", (dataclasses.replace(HERE, actor_id="left"), None), {"viewer": None}),
+    ([*SHARED, "--actor", "--n_envs", "4"], "run_training_actor", (dataclasses.replace(HERE, actor_id="left"), None),
+     {"viewer": None, "n_envs": 4}),
     (["--actor"], "run_training_actor", (HERE, None), {}),
     (["--actor", "--ip", "gpu", "--port", "7000", "--actor_id", "left", "--keys", "k", "--spool_path", "s"],
      "run_training_actor", (LearnerAddress("gpu", 7000, "left", "k"), "s"), {}),
@@ -81,10 +91,11 @@ CALLS: list[tuple[list[str], str, tuple[Any, ...], dict[str, Any]]] = [
     ([*LATEST, "--eval_n_trajs", "3", "--checkpoint_path", "r"], "run_evaluation",
      (EvaluationOptions(("0",), 3), Path("r")), {}),
     ([*BEST, "--ip", "gpu", *ALL_OF_EVALUATION], "run_evaluation",
-     (EvaluationOptions(("best",), 7, 3, True, True, ("one", "best")), GPU), {"viewer": None}),
+     (EvaluationOptions(("best",), 7, 3, True, True, ("one", "best"), 9), GPU), {"viewer": None}),
     ([*BEST, "--ip", "gpu", "--keys", "k"], "run_evaluation",
      (EvaluationOptions(("best",), 7), dataclasses.replace(GPU, keys="k")), {}),
-    ([*OFFLINE, "--learner", "--debug"], "run_offline", (RunOptions(["d"], "r"),), {"threaded": True}),
+    ([*OFFLINE, "--learner", "--debug", "--eval_interval", "9", "--n_envs", "4"], "run_offline",
+     (RunOptions(["d"], "r", n_envs=4),), {"threaded": True}),
     ([*OFFLINE, "--local"], "run_offline", (RunOptions(["d"], "r", wandb=True),), {"threaded": False}),
 ]  # fmt: skip
 
@@ -100,11 +111,15 @@ def test_flags_reach_their_command(called, flags, name, arguments, keywords):
 def test_both_flags_start_two_processes_with_what_was_given(called):
     assert main([*RUN, "--learner", "--actor", "--pin_cores", "--seed", "3", "--config.agent.lr", "0.5"]) == 0
     shared = [*RUN, "--seed", "3", "--config.agent.lr", "0.5"]
-    assert called == [("run_both", ([*shared, "--launched_with_learner"],), {"pin": True, "ip": "127.0.0.1"})]
+    keywords = {"pin": True, "ip": "127.0.0.1", "actors": []}
+    assert called == [("run_both", ([*shared, "--launched_with_learner"],), keywords)]
     # The actor beside its learner connects to where that listens.
     for bind, ip in (("0.0.0.0", "127.0.0.1"), ("::", "::1"), ("10.0.0.5", "10.0.0.5")):
         assert main([*RUN, "--learner", "--actor", "--bind", bind, "--insecure"]) == 0
-        assert called[-1][2] == {"pin": False, "ip": ip}
+        assert called[-1][2] == {"pin": False, "ip": ip, "actors": []}
+    for flags, actors in (([], ["actor-1", "actor-2"]), (["--actor_id", "cell"], ["cell-1", "cell-2"])):
+        assert main([*RUN, "--learner", "--actor", "--actors", "2", "--viewer", "0", *flags]) == 0
+        assert called[-1][2]["actors"] == actors
 
 
 def test_presets_come_before_the_overrides_and_on_both_sides(called, tmp_path, caplog):

@@ -21,7 +21,7 @@ import pytest
 from errors import naming
 from processes import settings
 
-from serl_chunk.actor.policy import ChunkPolicy, Request
+from serl_chunk.actor.policy import LocalPolicy, Request
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.cli.evaluation import checkpoints_of_run
 from serl_chunk.cli.keys import LearnerAddress
@@ -114,10 +114,10 @@ def aloha(observation, prompt="pick the cube"):
 
 
 @pytest.fixture(scope="module")
-def policy(config, run, env) -> ChunkPolicy:
+def policy(config, run, env) -> LocalPolicy:
     agent = make_agent(config, env.robot_spec)
     [found] = checkpoints_of_run(config, env.robot_spec, agent, run, ["latest"])
-    policy = ChunkPolicy(agent, found.preprocess, env.robot_spec)
+    policy = LocalPolicy(agent, found.preprocess, env.robot_spec)
     policy.swap(found.snapshot)
     return policy
 
@@ -189,7 +189,7 @@ def test_a_bad_request_of_openpis_client_names_the_field(port, env):
 
 def test_padding_changes_nobodys_answer(env, policy):
     """Row i of a batch of one size is the same whatever the others are, to the bit; of another size, to rounding."""
-    rows = [policy.prepare(observed(env, seed), "pick the cube") for seed in range(4)]
+    rows = [policy.prepare(Request(observed(env, seed), task="pick the cube")) for seed in range(4)]
 
     def decide(*chosen):
         policy._decisions = 0
@@ -223,12 +223,11 @@ def test_grippers_that_keep_their_opening_are_served_as_the_state_has_them(confi
 
 
 def test_an_action_that_is_not_finite_is_an_error_of_its_own_row(env, policy, monkeypatch):
-    rows = [policy.prepare(observed(env, seed)) for seed in range(2)]
-    decode, calls = Preprocess.decode, []
+    rows = [policy.prepare(Request(observed(env, seed))) for seed in range(2)]
+    decode = Preprocess.decode
 
     def broken(self, state, chunk):
-        calls.append(0)
-        return decode(self, state, chunk) * (np.nan if len(calls) == 1 else 1)
+        return decode(self, state, chunk) * np.array([np.nan, 1], np.float32)[:, None, None]
 
     monkeypatch.setattr(Preprocess, "decode", broken)
     bad, good = policy.decide_each(rows)

@@ -10,6 +10,7 @@ from serl_chunk.config.agents.acfql import AcfqlConfig, DecoupledConfig
 from serl_chunk.config.agents.acrlpd import AcrlpdConfig
 from serl_chunk.config.agents.base import AgentConfig
 from serl_chunk.config.agents.bc import BcConfig
+from serl_chunk.config.agents.groups import GroupAgentConfig
 from serl_chunk.config.agents.published_qc import PublishedQcConfig
 from serl_chunk.config.compatibility import affects_acting, contract
 from serl_chunk.config.fields import leaves
@@ -53,6 +54,9 @@ OTHER: dict[str, list[tuple[str, str]]] = {
     "agent.flow_steps": [("agent.flow_steps", "4")],
     "agent.actor_num_samples": [("agent.actor_num_samples", "4")],
     "agent.gripper.epsilon": [("agent.gripper.choices", "-1,1"), ("agent.gripper.epsilon", "0.5")],
+    "group.density": [("group.density", "end")],
+    "group.noise": [("group.noise", "0.5")],
+    "group.sigma": [("group.sigma", "0.5")],
     "reward.failure_reward": [("reward.failure_reward", "-0.5")],
     "learner.random_steps": [("learner.random_steps", "100")],
     "actor.clock": [("actor.clock", "realtime")],
@@ -66,11 +70,12 @@ DERIVED = {
     "agent.gripper.joint", "agent.gripper.hold_steps", "chunk.horizon", "chunk.execute_steps", "actor.delay_ticks",
     "actor.inference",
 }  # fmt: skip
-AGENTS = (AgentConfig, AcfqlConfig, DecoupledConfig, AcrlpdConfig, BcConfig, PublishedQcConfig)
+AGENTS = (AgentConfig, AcfqlConfig, DecoupledConfig, AcrlpdConfig, BcConfig, PublishedQcConfig, GroupAgentConfig)
 OF_PRESETS = {
     "agent.critic.target_aggregate": "rlpd", "agent.critic.activation": "rlpd", "agent.log_std_min": "qc-rlpd",
     "agent.policy_activation": "qc-rlpd", "agent.gripper.epsilon": "rlpd", "agent.replan_spread": "decoupled",
     "agent.prefix_lengths": "decoupled", "actor.adaptive_execution": "decoupled",
+    "group.density": "ript-flow-sde", "group.noise": "ript-flow-sde", "group.sigma": "ript-flow-sde",
 }  # fmt: skip
 PUBLISHED = ("agent.q_agg", "agent.flow_steps", "agent.actor_num_samples")
 

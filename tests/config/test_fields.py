@@ -16,6 +16,7 @@ from serl_chunk.config.agents.acfql import AcfqlConfig, DecoupledConfig
 from serl_chunk.config.agents.acrlpd import AcrlpdConfig
 from serl_chunk.config.agents.bc import BcConfig
 from serl_chunk.config.agents.gripper import SacGripperConfig
+from serl_chunk.config.agents.groups import GroupAgentConfig
 from serl_chunk.config.agents.published_qc import PublishedQcConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import ABSENT, Group, acting, leaves, setting, settings_of, value_at
@@ -23,7 +24,7 @@ from serl_chunk.config.robots import FakeAlohaConfig, GymConfig
 from serl_chunk.types import ConfigError
 
 ROBOTS = (robots.AlohaConfig, robots.AlohaSimConfig, FakeAlohaConfig, robots.FakeSingleArmConfig, robots.FrankaConfig,
-          GymConfig, robots.OgbenchConfig, robots.RobomimicConfig)  # fmt: skip
+          GymConfig, robots.LiberoConfig, robots.OgbenchConfig, robots.RobomimicConfig)  # fmt: skip
 AGENTS = (AcfqlConfig, AcrlpdConfig, BcConfig, DecoupledConfig, PublishedQcConfig)
 NEEDED: dict[type, dict[str, Any]] = {
     ExperimentConfig: {"name": "x", "robot": FakeAlohaConfig()},
@@ -80,9 +81,8 @@ def test_every_number_has_a_range_and_every_choice_its_values(group):
 
 def test_requirements_name_settings_that_there_are():
     """A misspelt one would always be met."""
-    configs = [
-        ExperimentConfig("x", FakeAlohaConfig(), agent=agent()) for agent in (AcfqlConfig, AcrlpdConfig, BcConfig)
-    ]
+    agents = (AcfqlConfig, AcrlpdConfig, BcConfig, GroupAgentConfig)
+    configs = [ExperimentConfig("x", FakeAlohaConfig(), agent=agent()) for agent in agents]
     for leaf in (leaf for config in configs for leaf in leaves(config)):
         for requirement in leaf.requires:
             path = requirement.needs.partition("=")[0]

@@ -18,6 +18,7 @@ def experiment():
     return ExperimentConfig(name={name!r}, robot=FakeAlohaConfig())
 """
 VARIANTS = {  # experiments whose variants are experiments of their own
+    "libero": "libero_goal_0",
     "hil_serl_template": "hil_serl_ram_insertion",
     "hil_serl_franka": "hil_serl_franka_ram_insertion",
     "aloha": "aloha_ros1",

@@ -19,12 +19,13 @@ from serl_chunk.config.agents.published_qc import PublishedQcConfig
 from serl_chunk.config.experiment import ActorConfig, ExperimentConfig, ReplayConfig
 from serl_chunk.config.fields import value_at
 from serl_chunk.config.loader import load_experiment
-from serl_chunk.config.presets import NOT_OF_COMPAT, PRESETS, configured
+from serl_chunk.config.presets import NOT_OF_COMPAT, OF_GROUPS, PRESETS, configured
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.types import ConfigError
 
 BASE = ExperimentConfig("x", RobotConfig())
-OF_FAILING = [name for name in PRESETS if not name.startswith(("bc", "hg-dagger", "hil-serl", "decoupled"))]
+OTHERS = ("bc", "hg-dagger", "hil-serl", "decoupled", *OF_GROUPS)
+OF_FAILING = [name for name in PRESETS if not name.startswith(OTHERS)]
 CLONES = [name for name in PRESETS if name.startswith(("bc", "hg-dagger"))]
 
 
@@ -66,7 +67,8 @@ REFUSED: list[tuple[ExperimentConfig, dict[str, str], str | None, str | None, tu
     (BASE, {}, "qc-fqk", None, ("preset", "qc-fqk", "'qc-fql'")),
     (GAUSSIAN, {}, None, "qc", ("compat", "bc", "agent.policy=gaussian", "agent.policy=flow")),
     (BASE, {}, "bc-gaussian", "qc", ("compat", "bc-gaussian")),
-    *((BASE, {}, preset, "qc", ("compat", "qc", "preset", preset)) for preset in ("hg-dagger", "rlpd", "hil-serl")),
+    *((BASE, {}, preset, "qc", ("compat", "qc", "preset", preset))
+      for preset in ("hg-dagger", "rlpd", "hil-serl", "ript")),
     (HG_DAGGER, {}, None, "qc", ("compat", "qc", "preset", "hg-dagger")),
     *((BASE, CRITICS_ENCODER, preset, None, ("agent.encoder.trained_by", "critic", "each", "bc")) for preset in CLONES),
     (BASE, NONE | {"learner.critic_pretrain_steps": "5000"}, "bc", None,

@@ -16,6 +16,7 @@ from serl_chunk.config.agents.critic import CriticConfig, SacCriticConfig
 from serl_chunk.config.agents.encoder import EncoderConfig
 from serl_chunk.config.agents.flow import FlowConfig
 from serl_chunk.config.agents.gripper import GripperConfig, SacGripperConfig
+from serl_chunk.config.agents.groups import GroupAgentConfig
 from serl_chunk.config.agents.pi0 import PI0_PRESETS, ExpertConfig, Pi0Config, SiglipConfig
 from serl_chunk.config.agents.published_qc import PublishedQcConfig
 from serl_chunk.config.experiment import (
@@ -27,9 +28,11 @@ from serl_chunk.config.experiment import (
     ReplayConfig,
     RewardConfig,
 )
+from serl_chunk.config.groups import GroupConfig
 from serl_chunk.config.operator import DeviceConfig
 from serl_chunk.config.overrides import apply_overrides
 from serl_chunk.config.robots import FakeAlohaConfig, GymConfig, OgbenchConfig
+from serl_chunk.config.transport import TransportConfig
 from serl_chunk.types import ConfigError
 
 TWO = (-1.0, 1.0)
@@ -71,6 +74,12 @@ REFUSED: list[tuple[Any, dict[str, Any], tuple[object, ...]]] = [
     (SacGripperConfig, {"fixed_value": 0.5}, ("agent.gripper.fixed_value", 0.5, "agent.gripper.mode", "fixed")),
     (SiglipConfig, {"width": 64, "heads": 5}, ("agent.pi0.siglip.heads", 64, 5)),
     (Pi0Config, {"lr_warmup": 9, "lr_cosine": 9}, ("agent.pi0.lr_cosine", 9, "agent.pi0.lr_warmup", 0)),
+    (GroupConfig, {"size": 1}, ("group.baseline", "loo", "group.size", 1, "mean", "value")),
+    (GroupConfig, {"max_groups": 3}, ("group.max_groups", 24, 3)),
+    (GroupAgentConfig, {"policy": "laplace", "rule": "flow_ipo"}, ("agent.rule", "agent.policy", "laplace")),
+    (GroupAgentConfig, {"flow_ipo_t_min": 0.9}, ("agent.flow_ipo_t_min", 0.9, "agent.flow_ipo_t_max", 0.8)),
+    (GroupAgentConfig, {"gripper": GripperConfig(choices=TWO)}, ("agent.gripper", "learned")),
+    (GroupAgentConfig, {"encoder": EncoderConfig(trained_by="critic")}, ("agent.encoder.trained_by", "group")),
     (tiny, {"head_dim": 15}, ("agent.pi0.head_dim", 15)),
     (tiny, {"kv_heads": 3}, ("agent.pi0.kv_heads", 4, 3)),
     (tiny, {"expert": ExpertConfig(width=33)}, ("agent.pi0.expert.width", 33)),
@@ -79,6 +88,9 @@ REFUSED: list[tuple[Any, dict[str, Any], tuple[object, ...]]] = [
     (tiny, {"feature_grid": 3}, ("agent.pi0.feature_grid", 3)),
     (tiny, {"trainable": "lora"}, ("agent.pi0.trainable", "agent.pi0.vlm.mlp_rank")),
     (tiny, {"trainable": "lora_expert"}, ("agent.pi0.trainable", "lora_expert")),
+    (GroupConfig, {"init_states": "seeds:0"}, ("group.init_states", "seeds:0", "seeds:N")),
+    (GroupConfig, {"size": 1}, ("group.baseline", "loo", "group.size", 1, "value")),
+    (GroupConfig, {"groups": 97}, ("group.max_groups", 97, 96)),
     (PublishedQcConfig, {"fourier_feature_dim": 5}, ("agent.fourier_feature_dim", 5, "even")),
 ]  # fmt: skip
 
@@ -95,6 +107,9 @@ def with_choices(**gripper: Any) -> AcfqlConfig:
 
 EXECUTED = ("chunk.execute_steps", 5)
 PENALTY = ("agent.gripper.penalty", "replay.windows", "episode", "chunk.return_steps")
+GROUPS: dict[str, Any] = {"agent": GroupAgentConfig()}
+HEAD, IPO = ({"agent": GroupAgentConfig(**own)} for own in ({"policy": "gaussian"}, {"rule": "flow_ipo"}))
+ONE_STEP = {"agent": GroupAgentConfig(flow=FlowConfig(steps=1))}
 QC = ReplayConfig(windows="qc", terminal_windows="drop")
 OPENPI = NormaliserConfig("openpi", norm_stats="norm_stats.json")
 MISFITS: list[tuple[dict[str, Any], tuple[object, ...]]] = [  # values of an experiment, what the message names
@@ -112,6 +127,20 @@ MISFITS: list[tuple[dict[str, Any], tuple[object, ...]]] = [  # values of an exp
     ({"agent": BcConfig(), "replay": dataclasses.replace(QC, demo_fraction=1)},
      ("agent.bc_on", "demo+interventions", "replay.windows", "qc", "episode")),
     ({"actor": ActorConfig(delay_ticks=5)}, ("actor.delay_ticks", *EXECUTED)),
+    (GROUPS | {"group": GroupConfig(sigma=0.0)}, ("group.sigma", 0, "group.noise", "equal")),
+    (GROUPS | {"group": GroupConfig(sigma=0.0, noise=1.0)}, ("group.sigma", "agent.rule", "ppo")),
+    (GROUPS | {"group": GroupConfig(density="tick")}, ("group.density", "tick", "sde or end", "agent.policy", "flow")),
+    (HEAD, ("group.density", "sde", "tick or chunk", "gaussian")),
+    (IPO, ("group.sigma", 0.3, "flow_ipo", "group.noise")),
+    (ONE_STEP, ("group.density", "sde", 1, "end")),
+    (GROUPS | {"learner": LearnerConfig(accumulate=16), "group": GroupConfig(minibatch=40)},
+     ("learner.accumulate", 16, "group.minibatch", 40)),
+    (GROUPS | {"learner": LearnerConfig(random_steps=5)}, ("learner.random_steps", 5)),
+    (GROUPS | {"actor": ActorConfig(clock="realtime")}, ("actor.clock", "lockstep", "realtime")),
+    (GROUPS | {"actor": ActorConfig(delay_ticks=1)}, ("actor.delay_ticks", 0, 1)),
+    (GROUPS | {"actor": ActorConfig(gate="canary")}, ("actor.gate", "canary")),
+    (GROUPS | {"actor": ActorConfig(policy="openpi://a:1")}, ("actor.policy", "openpi://a:1")),
+    (GROUPS | {"transport": TransportConfig(snapshot_dtype="bfloat16")}, ("transport.snapshot_dtype", "bfloat16")),
     ({"agent": with_choices(hold_steps=4)}, ("agent.gripper.hold_steps", 4, *EXECUTED)),
     ({"agent": with_choices(), "chunk": ChunkConfig(6, critic_horizon=3)},
      ("agent.gripper.choices", 6, "chunk.critic_horizon", 3, "chunk.execute_steps")),
@@ -124,6 +153,9 @@ MISFITS: list[tuple[dict[str, Any], tuple[object, ...]]] = [  # values of an exp
      ("actor.clock", "actor.policy", "actor.clock=realtime")),
 ]  # fmt: skip
 FIT: list[dict[str, Any]] = [
+    IPO | {"group": GroupConfig(sigma=0.0, noise=1.0)},
+    HEAD | {"group": GroupConfig(density="chunk", sigma=0.0)},
+    ONE_STEP | {"group": GroupConfig(density="end")},
     {"agent": with_choices(hold_steps=5, penalty=-0.02)},
     {"agent": AcfqlConfig(gripper=GripperConfig(mode="fixed")), "normaliser": OPENPI},  # the actor keeps it
     {"agent": BcConfig(policy="flow"), "normaliser": OPENPI},

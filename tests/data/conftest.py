@@ -49,6 +49,7 @@ def records(
     task: str = "stack",
     reward: float | None = None,
     lost: dict[int, int] | None = None,  # tick -> control periods lost before it
+    ticket: str = "1.0.3.0",
     shared: tuple[int, ...] = (),  # ticks on which a human had a part of the action
 ) -> tuple[Begin, list[Step], End]:
     rng = np.random.default_rng(seed)
@@ -83,7 +84,7 @@ def records(
     for t in shared:
         dims = np.arange(spec.action_dim) % 2 == t % 2
         steps[t] = steps[t]._replace(source=Source.HUMAN, decision_tick=-1, human_dims=dims)
-    begin = Begin(episode_id, task, spec.name, spec.digest(), "init-3", "group-1", '{"profile": "p"}')
+    begin = Begin(episode_id, task, spec.name, spec.digest(), "init-3", ticket, '{"profile": "p"}')
     seen = observe(n) if final else None
     return begin, steps, End(episode_id, n, seen, False, True, Outcome.UNKNOWN, outcome_by="clock", reward=reward)
 
@@ -116,6 +117,7 @@ def drawn_episode(make_episode: MakeEpisode) -> MakeEpisode:
             "seed": data.draw(st.integers(0, 2**16)), "image_ticks": {c.name: data.draw(some) for c in spec.cameras},
             "decision_ticks": tuple(data.draw(ticks)), "final": data.draw(st.booleans()), "task": data.draw(TEXT),
             "reward": data.draw(st.none() | st.floats(-2, 2, width=32)), "shared": tuple(data.draw(ticks)),
+            "ticket": data.draw(st.sampled_from(("", "1.0.3.0"))),
             "lost": data.draw(st.dictionaries(st.integers(1, n), st.integers(5, 2_000), max_size=2)),
         }  # fmt: skip
         return make_episode(spec, n, **options | given)

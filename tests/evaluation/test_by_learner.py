@@ -22,7 +22,6 @@ from serl_chunk.cli.local import train_local
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.evaluation.by_learner import OwnEvaluation
-from serl_chunk.evaluation.rollouts import EVAL_SEED_BASE
 from serl_chunk.learner.building import RunOptions
 from serl_chunk.learner.learner import Learner
 from serl_chunk.learner.schedule import Phase
@@ -31,7 +30,7 @@ from serl_chunk.runs.checkpoints import host_leaves
 from serl_chunk.runs.folder import open_run
 from serl_chunk.runs.metrics import Counters, read_metrics
 from serl_chunk.runs.report.report import build_report
-from serl_chunk.types import ConfigError, SerlChunkError, Snapshot
+from serl_chunk.types import EVAL_SEED_BASE, ConfigError, SerlChunkError, Snapshot
 
 pytestmark = pytest.mark.compiles
 
@@ -146,10 +145,10 @@ def test_an_evaluation_that_is_cut_short_is_made_up_for(demos, tmp_path, monkeyp
 
     with monkeypatch.context() as patch:
         patch.setattr(PointEnv, "step", stopping)
-        half = train_offline(config, RunOptions([demos], str(tmp_path)), stop=stop)
+        half = train_offline(config, RunOptions([demos], str(tmp_path), n_envs=2), stop=stop)
     assert half.updates == 20
     assert evaluated(tmp_path) == []
-    train_offline(config, RunOptions([demos], str(tmp_path)))
+    train_offline(config, RunOptions([demos], str(tmp_path), n_envs=2))
     assert evaluated(tmp_path) == [20, 40, 50]
     train_offline(config, RunOptions([demos], str(tmp_path)))  # it is over: nothing is evaluated again
     assert evaluated(tmp_path) == [20, 40, 50]

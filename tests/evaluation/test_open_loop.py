@@ -53,9 +53,9 @@ class Replayed:
             padded = np.concatenate([e.steps.action, np.repeat(e.steps.action[-1:], H, 0)])
             self.known |= {s.tobytes(): padded[t : t + H] for t, s in enumerate(e.steps.observation[STATE])}
 
-    def prepare(self, observation, task):
-        assert task == CONFIG.robot.task
-        return observation[STATE]
+    def prepare(self, request):
+        assert request.task == CONFIG.robot.task
+        return request.observation[STATE]
 
     def decide_each(self, rows, explore):
         self.batches.add(len(rows))

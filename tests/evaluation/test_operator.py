@@ -13,13 +13,13 @@ from operator_script import BY, Desk, Press, Waiting
 from serl_chunk.console.bindings import Action, ActorState
 from serl_chunk.evaluation.results import INTERVENTION
 from serl_chunk.evaluation.rollouts import (
-    EVAL_SEED_BASE,
     FAILED,
     UNJUDGED,
     Entry,
     EvaluationOperator,
     evaluate_in_turns,
 )
+from serl_chunk.types import EVAL_SEED_BASE
 
 USUAL = {
     ActorState.STOPPED: Press(Action.CLEAR),

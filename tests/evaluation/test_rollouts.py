@@ -9,20 +9,23 @@ import json
 import math
 import subprocess
 import sys
+from collections import Counter
+from typing import Any, ClassVar
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import rich.console
-from actor_helpers import DT, LineEnv, NoisyAgent, SimClock, SimInference, make_config, make_policy
+from actor_helpers import DT, HumanOnTicks, LineEnv, NoisyAgent, SimClock, SimInference, make_config, make_policy
 from errors import naming
 
-from serl_chunk.actor.policy import ChunkPolicy
+from serl_chunk.actor.policy import LocalPolicy
 from serl_chunk.config.experiment import ActorConfig
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.evaluation.results import EvalResult, paired_difference, results_table, summary_line, wilson_interval
-from serl_chunk.evaluation.rollouts import EVAL_SEED_BASE, Entry, evaluate, evaluate_in_turns
+from serl_chunk.evaluation.rollouts import Entry, evaluate, evaluate_in_turns
 from serl_chunk.robots.base import RobotEnv
-from serl_chunk.types import STATE, ConfigError, Snapshot
+from serl_chunk.types import EVAL_SEED_BASE, STATE, ConfigError, Snapshot
 from serl_chunk.viz import video
 from serl_chunk.viz.video import MAX_FPS, WIDTH, EpisodeVideo, VideoError
 
@@ -205,7 +208,7 @@ class Named(NoisyAgent):
         return super().sample(params, observation, key, explore=explore, committed=committed)
 
 
-def policies(log: list[str], env: RobotEnv) -> list[ChunkPolicy]:
+def policies(log: list[str], env: RobotEnv) -> list[LocalPolicy]:
     found = []
     for number, (name, spread) in enumerate((("a", 0.05), ("b", 0.1), ("c", 0.2))):
         policy = make_policy(Named(name, log, spread))
@@ -237,8 +240,8 @@ def test_each_start_is_played_by_every_policy_before_the_next_one_in_a_drawn_ord
 
 def test_each_result_is_that_of_an_evaluation_alone():
     results, *_ = in_turns(6)
-    env = Told(length=15)
-    alone = [evaluate(env, p, make_config(), n=6, deterministic=False) for p in policies([], env)]
+    env, config = Told(length=15), dataclasses.replace(make_config(), seed=0)
+    alone = [evaluate(env, p, config, n=6, deterministic=False) for p in policies([], env)]
     ours, theirs = ([[(e.seed, e.length, e.success) for e in r.summaries] for r in found] for found in (results, alone))
     assert ours == theirs
     assert [r.policy_version for r in results] == [0, 10, 20]
@@ -251,16 +254,74 @@ def test_each_result_is_that_of_an_evaluation_alone():
     assert result.steps == sum(e.length for e in result.summaries)
 
 
+class Faulty(Told):
+    """A fault ends every second episode from one start, and each from another, on whichever of several robots."""
+
+    resets: ClassVar[Counter[int]] = Counter()
+
+    def reset(self, *, seed=None, options=None):
+        self.resets[seed] += 1
+        self.fails = seed == EVAL_SEED_BASE + 3 or (seed == EVAL_SEED_BASE + 2 and self.resets[seed] % 2)
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        *result, truncated, info = super().step(action)
+        fault = {"fault": "a joint is too warm"} if self.tick == 1 and self.fails else {}
+        return *result, truncated or bool(fault), info | fault
+
+
+def without_times(results: list[EvalResult]) -> list[tuple[dict[str, Any], list[int]]]:
+    found = [(result.to_json(), result.turns) for result in results]
+    for data, _ in found:
+        for episode in (*data["episodes"], *data.get("repeated", ())):
+            del episode["wall_seconds"]
+    return found
+
+
+@pytest.mark.parametrize(("delay", "filmed"), [(0, 0), (2, 0), (0, 2)])
+def test_several_at_once_have_the_results_of_one(monkeypatch, tmp_path, delay, filmed):
+    films: list[str] = []
+    monkeypatch.setattr(EpisodeVideo, "add", lambda self, images, human=False: None)
+    monkeypatch.setattr(EpisodeVideo, "finish", lambda self, name: films.append(name))
+    config = make_config(actor=ActorConfig(delay_ticks=delay))
+    found, done = [], []
+    for n in (1, 3, 8):
+        envs = [Faulty(length=15) for _ in range(n)]
+        videos = tmp_path if filmed else None
+        entries = [Entry(p, deterministic=False, videos=videos) for p in policies([], envs[0])[:2]]
+        results = evaluate_in_turns(envs[0], entries, config, n=7, others=envs[1:], filmed=filmed, progress=done.append)
+        found.append((without_times(results), sorted(films)))
+        assert sum(bool(env.seeds) for env in envs) == min(n, 7 - filmed)
+        films.clear()
+        Faulty.resets.clear()
+    assert len(done) == 3 * 14
+    assert found[0] == found[1] == found[2]
+    data = found[0][0][1][0]
+    assert 0 < data["successes"] < 6
+    assert [e["ended_by"] for e in data["episodes"]].count("fault") == 1
+    assert len(found[0][1]) == 2 * filmed
+
+
+def test_an_operator_and_a_policy_server_have_one_robot():
+    env, policy = EverySecond(length=15), make_policy(NoisyAgent(8))
+    for entry, more in ((Entry(policy), {"intervention": HumanOnTicks(frozenset())}), (Entry(Mock(image_keys=())), {})):
+        with pytest.raises(ConfigError, match=naming("n_envs", 2, 1)):
+            evaluate_in_turns(env, [entry], make_config(), n=1, others=[env], **more)
+
+
 @pytest.mark.parametrize("finished", [0, 2, 5])
-def test_what_was_finished_before_a_stop_counts(finished):
+@pytest.mark.parametrize("n_envs", [1, 2])
+def test_what_was_finished_before_a_stop_counts(finished, n_envs):
     done: list[int] = []
 
     def stop() -> str | None:
-        return "interrupted" if len(done) == finished else None
+        return "interrupted" if len(done) >= finished else None
 
-    results, log, _ = in_turns(2, progress=lambda results: done.append(len(results)), stop=stop)
-    assert sum(r.episodes for r in results) == finished == sum(len(r.turns) for r in results)
-    assert len(log) <= finished + 1
+    others = [Told(length=15) for _ in range(n_envs - 1)]
+    results, log, _ = in_turns(2, progress=lambda results: done.append(len(results)), stop=stop, others=others)
+    assert sum(r.episodes for r in results) == len(done) == sum(len(r.turns) for r in results)
+    assert finished <= len(done) < finished + n_envs
+    assert len(log) <= finished + n_envs
     assert [r.interrupted and r.to_json()["interrupted"] for r in results] == [True] * 3
     assert not in_turns(1)[0][0].interrupted
 

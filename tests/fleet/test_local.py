@@ -1,4 +1,4 @@
-"""The launcher of two processes and its relay of their lines, tried on small programs."""
+"""The launcher of a learner and its actors, and its relay of their lines, tried on small programs."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ CHILD = """
 import os, pathlib, signal, sys, time
 actor = "--actor" in sys.argv
 me = "actor" if actor else "learner"
+if "--actor_id" in sys.argv:
+    me = sys.argv[-1]
 def stopped(number, frame):
     print(me, "stops", flush=True)
     raise SystemExit({stopped})
-def wait():
-    while not all(os.path.exists(name + ".ready") for name in ("learner", "actor")):
+def wait(*names):
+    while not all(os.path.exists(name + ".ready") for name in names or ("learner", "actor")):
         time.sleep(0.01)
 signal.signal(signal.SIGTERM, signal.SIG_IGN if me == "{stubborn}" else stopped)
 print(me, *sys.argv[1:], file=sys.stderr if actor else sys.stdout)
@@ -41,12 +43,12 @@ def quickly(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)  # where the children put their `.ready` files
 
 
-def run(learner: str, actor: str, *arguments: str, stopped: int = 0, stubborn: str = "") -> int:
+def run(learner: str, actor: str, *arguments: str, stopped: int = 0, stubborn: str = "", actors=()) -> int:
     """Run both. `wait()` in a child: until both are ready for a signal. `stubborn`: the one that ignores SIGTERM."""
     body = f"if actor:\n    {actor}\nelse:\n    {learner}"
     code = CHILD.format(body=body, stopped=stopped, stubborn=stubborn)
     with logging_to_stdout():
-        return run_both(arguments, pin=False, ip="1.2.3.4", program=(sys.executable, "-c", code))
+        return run_both(arguments, pin=False, ip="1.2.3.4", actors=actors, program=(sys.executable, "-c", code))
 
 
 def test_both_get_their_flags_and_their_lines_have_their_names(capfd):
@@ -67,13 +69,13 @@ def test_one_that_fails_ends_the_other_and_gives_the_status(capfd, learner, acto
     body = (f"wait(); {learner}", actor) if failed == "learner" else (learner, f"wait(); {actor}")
     assert run(*body, stopped=130) == 2
     out = capfd.readouterr().out
-    assert f"the {failed} ended with status 2: stopping the other process\n" in out
+    assert f"{failed} ended with status 2: stopping the rest\n" in out
     assert f"{other} | {other} stops\n" in out
 
 
 def test_one_that_was_killed_is_told_by_its_signal(capfd):
     assert run("wait(); os.kill(os.getpid(), signal.SIGKILL)", FOREVER) == 128 + 9
-    assert "the learner was ended by SIGKILL: stopping the other process" in capfd.readouterr().out
+    assert "learner was ended by SIGKILL: stopping the rest" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(("stopped", "status"), [(0, 0), (130, 0), (1, 1)])
@@ -81,7 +83,7 @@ def test_an_actor_that_never_met_its_learner_is_ended_after_it(capfd, monkeypatc
     """A completed run that is started again: the learner has nothing to do and is gone before the actor is there."""
     monkeypatch.setattr(local, "DONE_GRACE", 0.3)
     assert run("wait()", FOREVER, stopped=stopped) == status
-    assert "the learner is done and the actor has not ended: stopping the actor" in capfd.readouterr().out
+    assert "learner is done and actor not: stopping the rest" in capfd.readouterr().out
 
 
 def test_an_actor_that_delivers_after_its_learner_is_left_alone(capfd):
@@ -111,7 +113,7 @@ def test_a_signal_is_passed_on_and_no_process_is_called_a_failure(capfd, number,
     out = capfd.readouterr().out
     assert "learner | learner stops\n" in out
     assert "actor | actor stops\n" in out
-    assert "stopping the other" not in out
+    assert "stopping the rest" not in out
     assert signal.getsignal(number) == before
 
 
@@ -126,7 +128,61 @@ def test_one_that_ignores_the_signal_is_killed(capfd, monkeypatch):
     start = time.monotonic()
     assert run("wait(); sys.exit(1)", FOREVER, stubborn="actor") == 1
     assert time.monotonic() - start < 30
-    assert "the actor did not end within 0.5 s: killing it" in capfd.readouterr().out
+    assert "actor did not end within 0.5 s: killing it" in capfd.readouterr().out
+
+
+ACTORS = ("sim-1", "sim-2")
+CRASHES = """wait("learner", "sim-1", "sim-2")
+    if me == "sim-1":
+        with open("runs", "a") as runs:
+            runs.write("x")
+        {crash}
+    {body}"""  # of the actors; `runs` has a byte for each process of the first
+
+
+def test_an_actor_of_several_is_restarted_where_it_crashes(capfd, monkeypatch):
+    monkeypatch.setattr(local, "BACK_OFF", 0.02)
+    sim = CRASHES.format(
+        crash="os.path.getsize('runs') > 2 or os.kill(os.getpid(), signal.SIGKILL)",
+        body="pathlib.Path(me + '.done.ready').touch()",
+    )
+    learner = "wait('sim-1.done', 'sim-2.done')"
+    assert run(learner, sim, "--seed", "3", actors=ACTORS) == 0
+    lines = capfd.readouterr().out.splitlines()
+    for name, processes in zip(ACTORS, (3, 1), strict=True):
+        assert lines.count(f"{name} | {name} --seed 3 --actor --ip 1.2.3.4 --actor_id {name}") == processes
+    warnings = [line.partition("WARNING ")[2].strip() for line in lines if "WARNING" in line]
+    assert warnings == [f"sim-1 was ended by SIGKILL: restart {k} of 3 in {0.02 * k:g} s" for k in (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("crash", "settled", "status", "processes"),
+    [
+        ("sys.exit(1)", 20.0, 1, 4),
+        ("sys.exit(2)", 20.0, 2, 1),  # wrong usage, which stays wrong
+        ("sys.exit(1 if os.path.getsize('runs') < 5 else 2)", 0.0, 2, 5),  # each of them had started
+    ],
+)
+def test_an_actor_that_crashes_again_and_again_ends_all(
+    capfd, monkeypatch, tmp_path, crash, settled, status, processes
+):  # fmt: skip
+    monkeypatch.setattr(local, "BACK_OFF", 0.001)
+    monkeypatch.setattr(local, "SETTLED_SECONDS", settled)
+    assert run(FOREVER, CRASHES.format(crash=crash, body=FOREVER), actors=ACTORS) == status
+    assert (tmp_path / "runs").stat().st_size == processes
+    out = capfd.readouterr().out
+    assert f"sim-1 ended with status {status}: stopping the rest" in out
+    assert all(f"{name} | {name} stops" in out for name in ("learner", "sim-2"))
+
+
+def test_each_actor_has_a_core(monkeypatch, caplog):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 5})
+    assert local.core_sets(False, 3) == [None] * 4
+    assert local.core_sets(True) == [{0, 1, 2}, {5}]
+    assert local.core_sets(True, 3) == [{0}, {1}, {2}, {5}]
+    assert caplog.messages == []
+    assert local.core_sets(True, 4) == [None] * 5
+    assert caplog.messages == ["--pin_cores has no effect: it needs Linux and 5 cores that this process may use"]
 
 
 def relayed(*chunks: bytes) -> str:

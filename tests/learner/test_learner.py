@@ -12,7 +12,7 @@ from errors import naming
 from learner_tools import agent_of, assert_same_state, by_kind, feed, journal_of, learner_of, let_go, phases, until
 from point_robot import experiment, record_demos
 
-from serl_chunk.actor.policy import ChunkPolicy, Request
+from serl_chunk.actor.policy import LocalPolicy, Request
 from serl_chunk.agents.spec import agent_spec
 from serl_chunk.cli.local import train_local
 from serl_chunk.data.preprocess import Preprocess
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.compiles, pytest.mark.usefixtures("quick")]
 def test_phases_and_counters(finished):
     run, first, summary, published = finished
     # Of the offline phase there are no steps.
-    assert phases(run) == [p for p in Phase if p not in (Phase.PRETRAIN, Phase.OFFLINE)]
+    assert phases(run) == [p for p in Phase if p not in (Phase.PRETRAIN, Phase.OFFLINE, Phase.COLLECT)]
     assert first.trainer.phase is Phase.DONE
     assert first.updates == 60 == int(first.state.critic_updates) - 20  # pretrained
     # the limiter: one update per step since the warm-up, and no more steps ahead than permitted
@@ -134,7 +134,7 @@ def success_rate(config, run, step: int) -> float:
     checkpoint = CheckpointStore(run).restore_policy(step)
     spec = robot_spec(config.robot)
     preprocess = Preprocess.restored(config, spec, checkpoint.meta, checkpoint.normaliser)
-    policy = ChunkPolicy(agent_of(config.agent, agent_spec(config, spec)), preprocess, spec)
+    policy = LocalPolicy(agent_of(config.agent, agent_spec(config, spec)), preprocess, spec)
     policy.swap(Snapshot(checkpoint.step, checkpoint.params))
     return evaluate(make_env(config.robot), policy, config, n=50).success_rate
 
@@ -247,7 +247,7 @@ def test_a_killed_learner_loses_what_came_after_the_last_timed_checkpoint(demos,
 
 def first_chunks(learner: Learner, snapshot: Snapshot) -> list[np.ndarray]:
     """Chunks of an actor's first decision and its second, in robot units, for fixed observations and a fixed key."""
-    policy = ChunkPolicy(learner.agent, learner.preprocess, robot_spec(learner.config.robot), seed=11)
+    policy = LocalPolicy(learner.agent, learner.preprocess, robot_spec(learner.config.robot), seed=11)
     policy.swap(snapshot)
     return [
         policy.decide(Request({STATE: np.array(state, np.float32)}, tick=0, epoch=0, explore=True)).actions

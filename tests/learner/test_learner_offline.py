@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shutil
 import threading
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from point_robot import experiment
 
 from serl_chunk.cli.learner import train_offline
 from serl_chunk.cli.local import train_local
+from serl_chunk.config.overrides import apply_overrides
 from serl_chunk.learner import building
 from serl_chunk.learner.building import RunOptions
 from serl_chunk.learner.learner import Learner
@@ -22,8 +24,10 @@ from serl_chunk.learner.offline_data import DemoOptions
 from serl_chunk.learner.schedule import Phase
 from serl_chunk.learner.trainers.phases import PhaseTrainer
 from serl_chunk.learner.training_stats import TrainingStats
-from serl_chunk.runs.checkpoints import host_leaves
+from serl_chunk.runs.checkpoints import CheckpointStore, host_leaves
+from serl_chunk.runs.evaluations import wanted_policy
 from serl_chunk.runs.folder import read_config
+from serl_chunk.types import SerlChunkError
 
 pytestmark = [pytest.mark.compiles, pytest.mark.usefixtures("quick")]
 
@@ -83,6 +87,40 @@ def test_training_ends_after_so_many_online_steps_and_their_updates(demos, tmp_p
     assert learner.trainer.online_updates == (61 - begun) // 2
     again, summary = train_local(config, RunOptions([demos], str(tmp_path)))
     assert (again.trainer.phase, again.updates, summary.steps) == (Phase.DONE, learner.updates, 0)
+
+
+def test_a_run_starts_from_the_policy_and_the_normaliser_of_another(once, tmp_path):
+    folder, other = once[0], once[1]
+    step = other.checkpoints.steps()[1]
+    config = experiment(**ONLINE | {"start_from": f"{folder}:{step}"})
+    learner = learner_of(config, None, tmp_path)
+    saved = wanted_policy(folder, CheckpointStore(folder), str(step)).params
+    policy = learner.agent.flatten_params(learner.agent.published(learner.state, learner.base))
+    assert all(np.array_equal(policy[k], v) for k, v in saved.items() if k.startswith("policy/"))
+    assert learner.preprocess.digest() == other.preprocess.digest()
+    let_go(learner)
+
+
+@pytest.mark.parametrize(
+    ("start", "changes", "message"),
+    [
+        ("nowhere", {}, "nowhere is no run folder. Give the --checkpoint_path of a run"),
+        ("RUN:7", {}, "has no checkpoint '7'; it has: 0, 20, 40"),
+        (
+            "RUN",
+            {"normaliser.actions": "relative"},
+            "was trained with normaliser.actions=absolute_range, and this run has",
+        ),
+        ("RUN", {"chunk.horizon": 3}, "this agent's is"),
+    ],
+)
+def test_a_policy_that_a_run_cannot_start_from_is_refused(once, tmp_path, start, changes, message):
+    config = apply_overrides(
+        experiment(**ONLINE | {"start_from": start.replace("RUN", str(once[0]))}),
+        [(k, str(v)) for k, v in changes.items()],
+    )
+    with pytest.raises(SerlChunkError, match=re.escape(message)):
+        learner_of(config, None, tmp_path)
 
 
 def test_offline_only_and_on_from_there(demos, once, tmp_path, caplog):

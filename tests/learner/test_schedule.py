@@ -12,7 +12,7 @@ from properties import examples
 
 from serl_chunk.config.experiment import LearnerConfig
 from serl_chunk.learner.schedule import IDLE_S, NOTICE_S, Phase, RateLimiter, StepShares, TrainingSchedule
-from serl_chunk.learner.trainers.phases import PIECE_BYTES, SCAN, updates_at_once
+from serl_chunk.learner.trainers.pretraining import PIECE_BYTES, SCAN, updates_at_once
 from serl_chunk.types import CameraSpec
 
 

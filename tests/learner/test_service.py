@@ -18,9 +18,13 @@ from point_robot import experiment
 from ports import free_port
 from streamed_demos import LENGTH, episode, make_router, parts
 
+from serl_chunk.config.groups import GroupConfig
 from serl_chunk.data.demos import short_digest
 from serl_chunk.learner import service as service_module
-from serl_chunk.learner.service import LearnerService
+from serl_chunk.learner.groups.collector import Collector
+from serl_chunk.learner.groups.scheduler import GroupScheduler
+from serl_chunk.learner.groups.starts import Starts
+from serl_chunk.learner.service import LearnerService, RecordRouter
 from serl_chunk.robots.registry import robot_spec
 from serl_chunk.runs.amend import request
 from serl_chunk.runs.episodes import RunSource
@@ -28,9 +32,11 @@ from serl_chunk.runs.folder import RUN_LOCK, open_run
 from serl_chunk.transport.client.link import LearnerLink
 from serl_chunk.transport.server.sessions import SessionInfo
 from serl_chunk.transport.storage.record_store import SessionState
+from serl_chunk.transport.storage.spool import Spool
 from serl_chunk.transport.wire import records
 from serl_chunk.transport.wire.records import Item
-from serl_chunk.types import Amend, Begin, ConfigError, DataError, Outcome
+from serl_chunk.types import Amend, Begin, ConfigError, DataError, End, Outcome, Source, Step
+from serl_chunk_robot.wire.codec import Limits
 
 
 @contextlib.contextmanager
@@ -53,6 +59,15 @@ def service(tmp_path):
     ):
         service.server.start()
         yield service
+
+
+def linked(service, name: str) -> contextlib.closing[LearnerLink]:
+    link = LearnerLink(
+        service._config.transport, host="127.0.0.1", port=service.test_port, actor_id=name, contract={},
+        spools=lambda run: Spool(service._run.path / name, Limits(1 << 20, 64)),
+    )  # fmt: skip
+    link.connect(timeout=10)
+    return contextlib.closing(link)
 
 
 def learner_with(**parts) -> SimpleNamespace:
@@ -104,6 +119,63 @@ def test_a_recording_that_streams_is_no_actor(service):
     assert allowances == [None, 8]
     assert [bytes(d) for d in welcomes[0].arrays["demonstrations"]] == [short_digest(known)]
     assert set(welcomes[1].arrays) == {"mean"}
+
+
+def attach_collector(service, *, version=5) -> RecordRouter:
+    """Attach a learner whose iteration 0 collects a group of two, with a policy that was version 5 at first."""
+    replay, router = make_router()
+    scheduler = GroupScheduler(GroupConfig(size=2, groups=1, max_groups=1, baseline="mean"), Starts(0), ("push",), 0)
+    router.groups = Collector(scheduler, replay._preprocess, 1)
+    router.groups.begin(0, version, since=5)
+    learner = learner_with(
+        router=router, preprocess=SimpleNamespace(normaliser=SimpleNamespace(fields=dict, to_arrays=dict)), episodes=0,
+        env_steps=0, human_ticks=0, trainer=SimpleNamespace(steps_allowed=lambda: None), refill=router.refill,
+    )  # fmt: skip
+    service.attach(learner)
+    return router
+
+
+def run_slot(link, source: Source, version=5):
+    """Request a ticket and run it, in one step; the ticket."""
+    link.request_tickets([], 1)
+    assert link.wait_until(lambda: link.grant is not None and link.grant.tickets, 5)
+    [ticket] = link.grant.tickets
+    zero = np.zeros(3, np.float32)
+    link.begin(Begin(f"e{ticket.id}", "push", ticket=ticket.id))
+    link.step(Step(0, {"state": zero}, zero[:1], 0.0, source, 0, version, 0.0, {"chunk": zero[:1, None]}))
+    link.end(End(f"e{ticket.id}", 1, {"state": zero}, True, False, Outcome.SUCCESS))
+    return ticket
+
+
+def test_an_actor_gets_the_next_ticket_as_its_episode_ends(service):
+    """And another actor the ones of an actor that leaves."""
+    router = attach_collector(service)
+    with linked(service, "right") as second:
+        with linked(service, "left") as first:
+            ticket = run_slot(first, Source.HOLD)
+            again = ticket._replace(attempt=1)  # the robot was held
+            assert first.wait_until(lambda: first.grant.tickets == (again,), 5)
+            second.request_tickets([], 9)
+            assert second.wait_until(lambda: second.grant is not None, 5)
+            assert [t.slot for t in second.grant.tickets] == [1]
+        assert second.wait_until(lambda: again._replace(attempt=2) in second.grant.tickets, 5)
+        assert router.env_steps == 1
+
+
+def test_a_restarted_learner_goes_on_within_its_iteration(tmp_path):
+    """By its journal: the slot that is settled is not run again, and what was published anew is the same policy."""
+    for version in (5, 6):
+        with serving(tmp_path) as service:
+            service.server.start()
+            router = attach_collector(service, version=version)
+            with linked(service, "left") as link:
+                ticket = run_slot(link, Source.POLICY, version)
+                assert (ticket.slot, ticket.version) == (version - 5, version)
+                assert link.flush(10)
+            [rollouts] = router.groups.poll().rollouts if version == 6 else [[]]
+    assert [(r.ticket, r.versions, r.result.success) for r in rollouts] == [
+        ("0.0.0.0", (5,), True), ("0.0.1.0", (6,), True)
+    ]  # fmt: skip
 
 
 def test_a_learner_that_runs_applies_an_operators_label(tmp_path, monkeypatch):

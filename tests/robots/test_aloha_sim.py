@@ -116,6 +116,26 @@ class TestSimulation:
             assert -0.2 <= socket[0] <= -0.1
             assert all(0.4 <= each <= 0.6 for each in (y, peg[1], socket[1]))
 
+    def test_a_saved_state_is_restored_bit_for_bit_with_the_whole_time_limit(self, tmp_path):
+        made = registry.make_env(CUBE)
+        first, _ = made.reset(seed=3)
+        np.savez(tmp_path / "states.npz", lifted=made._data.qpos)
+        np.savez(tmp_path / "short.npz", short=made._data.qpos[1:])
+        env = registry.make_env(dataclasses.replace(CUBE, init_states=str(tmp_path / "states.npz")))
+        assert env.init_states == ("lifted",)
+        ends = []
+        for _ in range(2):
+            restored, _ = env.reset(seed=5, options={"init_state": "lifted"})
+            np.testing.assert_array_equal(restored["state"], first["state"])
+            assert env.tick == 0
+            ends.append([env.step(HOLD)[0]["state"] for _ in range(5)])
+        np.testing.assert_array_equal(*ends)
+        with pytest.raises(ConfigError, match=r"aloha_sim.*'other'.*seed-N, lifted"):
+            env.reset(options={"init_state": "other"})
+        for bad, named in (("short", "expected 23 finite"), ("none", "cannot be read")):
+            with pytest.raises(ConfigError, match=named):
+                registry.make_env(dataclasses.replace(CUBE, init_states=str(tmp_path / f"{bad}.npz")))
+
     @pytest.mark.parametrize("config", [CUBE, PEG])
     def test_a_camera_behind_a_robot_server_draws_the_same_picture(self, config):
         env = registry.make_env(dataclasses.replace(config, cameras=("top",), image_size=48))

@@ -8,13 +8,14 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import gymnasium
+import libero_stand_in
 import numpy as np
 import pytest
+import robosuite_stand_in
 from actor_helpers import LineEnv
 from demonstrations import finish, started
 from errors import naming
 from gymnasium.utils.env_checker import check_env
-from robosuite_stand_in import stand_in
 
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.robots import (
@@ -23,6 +24,7 @@ from serl_chunk.config.robots import (
     FakeAlohaConfig,
     FakeSingleArmConfig,
     GymConfig,
+    LiberoConfig,
     OgbenchConfig,
     RobomimicConfig,
     RobotConfig,
@@ -57,12 +59,14 @@ CASES = {
     ),
     "ogbench": Case(OgbenchConfig(**FEW), (5, 28, 20.0), (4,), ("front",)),
     "robomimic": Case(RobomimicConfig(**FEW), (7, 19, 20.0), (6,), ("agentview",)),
+    "libero": Case(LiberoConfig(**FEW), (7, 8, 20.0), (6,), ("agentview", "robot0_eye_in_hand")),
 }
+STAND_INS = {"robomimic": robosuite_stand_in, "libero": libero_stand_in}
 
 
 def needs(name: str) -> None:
     # Looked up, not imported: how MuJoCo renders is fixed by its first import.
-    package = {"ogbench": "ogbench", "robomimic": ""}.get(name, "gym_aloha" if name in MUJOCO else "")
+    package = {"ogbench": "ogbench"}.get(name, "gym_aloha" if name in MUJOCO else "")
     if package and not (importlib.util.find_spec("mujoco") and importlib.util.find_spec(package)):
         pytest.skip(f"{package} is not installed")
 
@@ -78,8 +82,8 @@ def case(request):
 @pytest.fixture(scope="module")
 def env(case):
     with pytest.MonkeyPatch.context() as patch:
-        if isinstance(case.config, RobomimicConfig):
-            stand_in(patch)
+        if case.config.kind in STAND_INS:
+            STAND_INS[case.config.kind].stand_in(patch)
         env = make_env(case.config)
         yield env
         env.close()
@@ -122,7 +126,7 @@ def test_gymnasium_accepts_an_environment_with_images(config):
 
 
 def test_frames_are_of_the_moment_and_come_on_request_or_always(case, env):
-    if isinstance(case.config, RobomimicConfig):
+    if case.config.kind in STAND_INS:
         pytest.skip("the stand-in draws nothing")
     env.reset(seed=0)
     try:

@@ -491,12 +491,14 @@ class Helper:
         pass
 
 
-def test_the_environments_own_expert_and_human_are_used_through_its_wrappers():
+def test_the_environments_own_expert_human_and_states_are_used_through_its_wrappers():
     inner = Scripted()
+    inner.init_states = ["left", "right"]
     inner.make_expert = inner.make_scripted_human = lambda: Helper(inner)
     wrapped = gymnasium.wrappers.OrderEnforcing(inner)  # gymnasium's wrappers pass no attributes on
     env = registry.make_env(GymConfig(make=lambda fake_env: wrapped, max_episode_steps=LIMIT, grippers=(6,)))
     expert, human = registry.make_expert(env), make_intervention("scripted", env)
+    assert env.init_states == ("left", "right")
     env.reset(seed=3)
     for helper in (expert, human):
         helper.reset(3)

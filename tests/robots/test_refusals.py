@@ -23,11 +23,13 @@ from serl_chunk.config.robots import (
     FakeAlohaConfig,
     FrankaConfig,
     GymConfig,
+    LiberoConfig,
     OgbenchConfig,
     RobomimicConfig,
     ScriptedHumanConfig,
 )
 from serl_chunk.devices.registry import make_intervention
+from serl_chunk.extras import opengl_error
 from serl_chunk.robots.drawn_camera import AlohaSimCamera
 from serl_chunk.robots.gym_spaces import ObservationLayout
 from serl_chunk.robots.hil_serl import hil_serl_robot
@@ -78,13 +80,22 @@ def served(config: Any, *published: str) -> Any:
     return SimpleNamespace(robot_spec=robot_spec(config), seen=lambda: seen)
 
 
+def raised(error: Exception | None) -> None:
+    assert error is not None
+    raise error
+
+
 CASES = [
+    (lambda: raised(opengl_error(ImportError("libGL.so.1: cannot open shared object file"), "robot libero")),
+     "robot libero", "libGL.so.1", "libgl1"),
     (lambda: ScriptedHumanConfig(reaction_ticks=(9, 3)), "robot.scripted_human.reaction_ticks", "(9, 3)"),
     (lambda: AlohaSimConfig(env_name="insert"), "robot.env_name", "insert", "transfer_cube", "insertion"),
     (lambda: robot_spec(AlohaSimConfig(cameras=("top", "wrist"))), "robot.cameras", "wrist", "left_wrist"),
     (lambda: AlohaSimCamera("front"), "front", "valid are left_pillar"),
     (lambda: robot_spec(OgbenchConfig(env_name="cube-singel-play-singletask-task1-v0")), "robot.env_name",
      "cube-single-play-singletask-task1-v0"),
+    (lambda: LiberoConfig(env_name="libero_gaol/3"), "robot.env_name", "libero_gaol/3", "libero_goal (N up to 9)"),
+    (lambda: LiberoConfig(env_name="libero_goal/10"), "robot.env_name", "libero_goal/10", "7 (turn on the stove)"),
     (lambda: franka(box_low=LOW[:5]), "robot.box_low", "6 numbers"),
     (lambda: franka(box_high=LOW), "below robot.box_high"),
     (lambda: franka(proprio=("pose",)), "robot.proprio", "different ones of gripper_pose"),
@@ -134,7 +145,8 @@ def old_ogbench(name: str, env_only: bool) -> None:
      (OgbenchConfig(), {"ogbench": SimpleNamespace(make_env_and_datasets=old_ogbench),
       "ogbench.relabel_utils": SimpleNamespace()},
       ("ogbench", "success_timing", "pip install --upgrade 'serl-chunk[ogbench]'")),
-     (RobomimicConfig(), {"robosuite": None}, ("robomimic", "robosuite", "pip install 'serl-chunk[robomimic]'"))],
+     (RobomimicConfig(), {"robosuite": None}, ("robomimic", "robosuite", "pip install 'serl-chunk[robomimic]'")),
+     (LiberoConfig(), {"robosuite": None}, ("libero", "robosuite", "pip install 'serl-chunk[libero]'"))],
 )  # fmt: skip
 def test_without_its_extra_or_with_an_old_one_a_robot_says_what_to_install(monkeypatch, config, modules, named):
     for name, module in modules.items():

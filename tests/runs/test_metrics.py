@@ -330,6 +330,17 @@ def test_a_log_gets_a_line_at_most_every_ten_seconds_the_last_state_and_an_evalu
     assert logged() == [*(f"train | step {step}" for step in (0, 128, 256)), "train | evaluating | step 300"]
 
 
+def test_the_time_left_of_iterations_goes_on_over_their_stages(clock, logged):
+    with StatusLine(clock=clock) as status:
+        status.update("pretrain", {"done": 20, "total": 20})
+        for done in range(4):
+            for phase in ("collect", "train"):
+                status.update(phase, {"done": done, "total": 20, "mixed": (3, 8), "sampled": 0.42})
+                clock.now += 8
+    left = "eta 4:32 | 3/8 mixed groups | sampled success 42% (of the last iteration)"
+    assert logged()[3] == f"collect 3/20 | {left}"
+
+
 def test_a_screen_shows_a_state_five_times_a_second_and_keeps_the_last(clock, logged):
     screen = Screen()
     with StatusLine(screen, clock=clock) as status:

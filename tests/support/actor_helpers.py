@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from serl_chunk.actor.policy import ChunkPolicy, Decision, Request
+from serl_chunk.actor.policy import Decision, LocalPolicy, Request
 from serl_chunk.config.agents.acfql import AcfqlConfig, DecoupledConfig
 from serl_chunk.config.experiment import ActorConfig, ChunkConfig, ExperimentConfig, RewardConfig
 from serl_chunk.config.robots import GymConfig
@@ -143,6 +143,22 @@ class NoisyAgent:
         asked = {} if self.asks is None else {"steps": np.int32(self.asks(tick))}
         return chunk.astype(np.float32), {"q": np.float32(tick), **asked}
 
+    def decide(
+        self, params: float, observations: dict[str, Any], keys: Any,
+        *, explore: bool, committed: Any = None, alone: np.ndarray, rows: int | None = None,
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:  # fmt: skip
+        """As `sample` of each row; those that only fill the others up are copies, and computed once."""
+        made: dict[bytes, tuple[np.ndarray, dict[str, np.ndarray]]] = {}
+        rows = []
+        for i, key in enumerate(keys):
+            observation = {name: values[i] for name, values in observations.items()}
+            row = np.asarray(jax.random.key_data(key)).tobytes() + observation[STATE].tobytes()
+            if row not in made:
+                own = None if committed is None else tuple(each[i] for each in committed)
+                made[row] = self.sample(params, observation, key, explore=explore, committed=own, alone=bool(alone[i]))
+            rows.append(made[row])
+        return np.stack([chunk for chunk, _ in rows]), {k: np.stack([r[k] for _, r in rows]) for k in rows[0][1]}
+
 
 class ListSink:
     """Keeps every record in order."""
@@ -165,7 +181,7 @@ class ListSink:
 class SimInference:
     """`InferenceThread` on a simulated clock: one decision at a time, each taking the next of `latencies` seconds."""
 
-    def __init__(self, policy: ChunkPolicy, clock: SimClock, latencies: Iterable[float]) -> None:
+    def __init__(self, policy: LocalPolicy, clock: SimClock, latencies: Iterable[float]) -> None:
         self._policy, self._clock, self._latencies = policy, clock, iter(latencies)
         self._running: tuple[float, Request] | None = None
         self._pending: Request | None = None
@@ -263,9 +279,9 @@ def identity(horizon: int, *cameras: str) -> Preprocess:
     return Preprocess(identity_normaliser(horizon), tuple(map(SPEC.camera, cameras)))
 
 
-def make_policy(agent: NoisyAgent, *, seed: int = 0, image_keys: tuple[str, ...] = (), **kwargs: Any) -> ChunkPolicy:
+def make_policy(agent: NoisyAgent, *, seed: int = 0, image_keys: tuple[str, ...] = (), **kwargs: Any) -> LocalPolicy:
     """A policy with its first parameters, version 3."""
-    policy = ChunkPolicy(agent, identity(agent.horizon, *image_keys), SPEC, seed=seed, **kwargs)
+    policy = LocalPolicy(agent, identity(agent.horizon, *image_keys), SPEC, seed=seed, **kwargs)
     policy.swap(Snapshot(3, {"bias": np.float32(3)}))
     return policy
 

@@ -20,7 +20,7 @@ class FakeLink(ListSink):
         self.finished: str | None = None
         self.busy = ""
         self.error: SerlChunkError | None = None
-        self.grant = None  # called on every look at the allowance
+        self.allowed_steps = None  # called on every look at the allowance
         self.flushed = []
         self.delivers = True
         self.waiting = lambda begun: ""
@@ -37,7 +37,7 @@ class FakeLink(ListSink):
     @property
     def allowance(self):
         self.looks["allowance"] += 1
-        return self.grant() if self.grant else None
+        return self.allowed_steps() if self.allowed_steps else None
 
     @property
     def steps_recorded(self):

@@ -103,7 +103,7 @@ class Process:
 
     def close(self) -> None:
         """End it and its children, whatever they do."""
-        family = [self._popen.pid, *_descendants(self._popen.pid)] if self.running else []
+        family = [self._popen.pid, *descendants(self._popen.pid)] if self.running else []
         for pid in family:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -196,9 +196,9 @@ def _numbers(pattern: str, output: str) -> tuple[int, int]:
     return int(found[0][0]), int(found[0][1])
 
 
-def _descendants(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
     found = []
     with contextlib.suppress(OSError):
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-            found += [int(child), *_descendants(int(child))]
+            found += [int(child), *descendants(int(child))]
     return found

@@ -19,7 +19,8 @@ from serl_chunk.transport.server.control_channel import Published, answer_pull
 from serl_chunk.transport.wire import handshake, records, snapshots
 from serl_chunk.transport.wire.handshake import PAYLOAD, Hello, StatusRequest
 from serl_chunk.transport.wire.records import LOST, encode_part
-from serl_chunk.types import Amend, Begin, Outcome, Snapshot, StepBlock
+from serl_chunk.transport.wire.tickets import encode_grant
+from serl_chunk.types import Amend, Begin, Grant, Outcome, Snapshot, StepBlock, Ticket
 from serl_chunk_robot.wire import codec
 
 Frames = list[bytes]
@@ -55,10 +56,12 @@ def _one_of_each() -> list[Frames]:
     out += [
         StatusRequest("a", CONTRACT).encode(),
         codec.encode(handshake.ECHO, {"number": 1}, {PAYLOAD: np.zeros(9, np.uint8)}),
+        encode_grant(Grant((Ticket(0, 1, 2, 3, "push", "seed-4", 5, 6, 7.0),), "wait")),
     ]
     for kind, fields in [
         (handshake.WHO, {"protocol": handshake.PROTOCOL}), (handshake.PING, token), (handshake.BYE, token),
         (handshake.IDENTITY, {"run": "r"}),
+        (handshake.TICKETS, {**token, "version": 3, "held": ["0.1.2.3"], "capacity": 4}),
         (handshake.FETCH, {**token, "request": 1, "step": "latest"}), (LOST, {"first": 3, "span": 2, "steps": 1}),
         (handshake.ENROL, {"public": b"\2" * 32}),
         (handshake.ACK, {

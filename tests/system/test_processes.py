@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -13,7 +14,17 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from ports import free_port
-from processes import LISTENING, PATIENCE, Cluster, Process, actor_totals, checkpoints, learner_totals, settings
+from processes import (
+    LISTENING,
+    PATIENCE,
+    Cluster,
+    Process,
+    actor_totals,
+    checkpoints,
+    descendants,
+    learner_totals,
+    settings,
+)
 from system_accounts import journal_rows
 
 from serl_chunk.cli.process import load
@@ -53,6 +64,28 @@ def test_two_actors_wait_for_their_learner_and_feed_it_until_it_is_told_to_stop(
     for name, (episodes, own) in totals.items():
         mine = [row["episode/l"] for row in rows if row["actor_id"] == name]
         assert (len(mine), sum(mine)) == (episodes, own)
+
+
+@pytest.mark.slow
+def test_two_actors_of_one_command_and_one_of_them_is_killed(processes, tmp_path):
+    run = tmp_path / "run"
+    both = processes.both(run, "--actors", "2", "--spool_path", str(tmp_path / "spool"), **ENDLESS)
+
+    def recorded(name: str) -> int:
+        rows = read_metrics(run)["episode"] if (run / "metrics.jsonl").exists() else []
+        return sum(row["actor_id"] == name for row in rows)
+
+    both.until(lambda: recorded("actor-1") and recorded("actor-2"), "no training with episodes of both actors")
+    [pid] = [p for p in descendants(both.pid) if Path(f"/proc/{p}/cmdline").read_text().endswith("actor-2\0")]
+    before = recorded("actor-2")
+    os.kill(pid, signal.SIGKILL)
+    both.says("actor-2 was ended by SIGKILL: restart 1 of 3 in 1 s")
+    both.until(lambda: recorded("actor-2") > before + 1, "no episode after the restart")
+    both.signal(signal.SIGTERM)
+    output = both.ends()
+    assert learner_totals(output)[0] == checkpoints(run)[-1]
+    assert sorted(p.name for p in (tmp_path / "spool" / "fake_aloha").iterdir()) == ["actor-1", "actor-2"]
+    assert output.count("actor ended (") == 2
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ from serl_chunk.transport.storage.spool import Spool
 from serl_chunk.transport.wire import records
 from serl_chunk.transport.wire.handshake import MAX_ARRAYS, Hello
 from serl_chunk.transport.wire.snapshots import Manifest
+from serl_chunk.transport.wire.tickets import TicketRequest, decode_grant
 from serl_chunk.types import Begin, DataError, End, Snapshot, StepBlock
 from serl_chunk_robot.wire import codec
 from serl_chunk_robot.wire.codec import DTYPES, Limits, WireError
@@ -79,6 +80,10 @@ def feed(frames) -> int:
         pull.request(1 << 20)
         pull.receive(message)
         accepted += 1
+    for decoder in (TicketRequest.decode, decode_grant):
+        with contextlib.suppress(WireError):
+            decoder(message)
+            accepted += 1
     return accepted
 
 

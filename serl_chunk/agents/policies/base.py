@@ -1,23 +1,146 @@
-"""What policies of chunks share."""
+"""What policies of chunks have in common, and what agents ask of one."""
 
 from __future__ import annotations
+
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 
-from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import Observation
-from serl_chunk.types import STATE
+from serl_chunk.agents.perception import Perception
+from serl_chunk.agents.state import Committed, Context, Noise, Observation, Params, key_of
+from serl_chunk.models.sums import Sum
+from serl_chunk.types import STATE, ChunkBatch
+
+Record = dict[str, jax.Array]  # of a sampled decision: "sample", and what its density needs
+
+
+class HasBase(Protocol):
+    """What an agent's base belongs to."""
+
+    @property
+    def source(self) -> str: ...
+
+    @property
+    def source_setting(self) -> str: ...
+
+    def base(self, key: jax.Array) -> Params: ...
+
+    def random(self, key: jax.Array) -> Params: ...
+
+
+class ChunkPolicy(Protocol):
+    """A policy with all that it reads an observation by.
+
+    `policy` is its tree in an agent's state; `params` is what `network` makes of that. Noise, and a record's arrays
+    but for "step", end in the axes `noise_shape`, which hold a chunk and what the policy adds to one.
+    """
+
+    noise_shape: tuple[int, ...]
+
+    @property
+    def with_base(self) -> HasBase: ...
+
+    def init(self, key: jax.Array) -> Params:
+        """A fresh `policy`, without the weights of `pretrained`."""
+
+    def pretrained(self, policy: Params) -> Params:
+        """`policy` with the weights of files, a run's start. Raises ConfigError."""
+
+    def network(self, policy: Params, base: Params) -> Params: ...
+
+    def context(self, policy: Params, base: Params, observation: Observation) -> Context: ...
+
+    def augmented(self, key: jax.Array, base: Params, batch: ChunkBatch) -> ChunkBatch:
+        """`batch` as an update reads it, its images changed at random."""
+
+    def draws(self, key: jax.Array, size: int) -> Noise:
+        """What `loss` draws for a batch of `size`."""
+
+    def given(self, batch: ChunkBatch, draws: Noise) -> jax.Array:
+        """float32[B, H]: 1 where an action was committed at the decision, and is not learnt."""
+
+    def loss(
+        self, params: Params, context: Context, chunks: jax.Array, weight: jax.Array, given: jax.Array, draws: Noise
+    ) -> Sum:
+        """Imitation of chunks float32[B, H, A] under `weight` float32[B, H] or [B, H, A]."""
+
+    def sample(
+        self, params: Params, context: Context, noise: Any, committed: Committed | None = None, steps: int = 0
+    ) -> jax.Array:
+        """Chunks float32[..., N, H, A] before any clip, from noise [..., N, *noise_shape]."""
+
+    def candidate_noise(
+        self, key: jax.Array, observation: Observation, count: int, *, explore: bool, alone: jax.Array | bool = False
+    ) -> jax.Array:
+        """Noise of `sample` for N candidates of one observation; not exploring, the first one's is the mode's."""
+
+    def record_noise(self, key: jax.Array) -> Noise:
+        """What `record` draws for one observation."""
+
+    def record(self, params: Params, context: Context, noise: Noise) -> Record:
+        """A decision as `group.density` samples it."""
+
+    def recorded_chunk(self, record: Record) -> jax.Array:
+        """The chunk float32[..., H, A] of a record, before any clip."""
+
+    def log_prob(self, params: Params, context: Context, record: Record) -> jax.Array:
+        """float32[..., R]: of each action (R = H), or of the whole decision (R = 1)."""
+
+
+class VelocityPolicy(ChunkPolicy, Protocol):
+    """A policy that integrates a velocity field from noise (t = 0) to chunks (t = 1)."""
+
+    def velocity(self, params: Params, context: Context, x: jax.Array, t: jax.Array, given: jax.Array) -> jax.Array:
+        """v at x float32[..., *noise_shape] and t float32[...]; `given` float32[..., H]."""
+
+    def integrated(self, params: Params, context: Context, noise: jax.Array) -> jax.Array:
+        """Where the ODE takes noise float32[..., *noise_shape], in all numbers of the policy."""
 
 
 class ChunkNetwork:
-    """Base: a network of flat chunks float32[..., H*A]."""
+    """Base: a network of flat chunks float32[..., H*A] behind an encoder. Its tree: {"encoder", `name`}."""
 
-    def __init__(self, spec: AgentSpec) -> None:
-        self.spec, self.chunk_dim = spec, spec.horizon * spec.action_dim
+    name = "net"
+
+    def __init__(self, perception: Perception) -> None:
+        self.perception, self.spec = perception, perception.spec
+        self.chunk_dim = self.spec.horizon * self.spec.action_dim
+        self.noise_shape: tuple[int, ...] = (self.chunk_dim,)
+
+    @property
+    def with_base(self) -> HasBase:
+        return self.perception.vision
+
+    def init_network(self, key: jax.Array, features: jax.Array) -> Params:
+        """Fresh parameters behind features float32[B, F]."""
+        raise NotImplementedError
+
+    def init(self, key: jax.Array) -> Params:
+        """A fresh tree; without "encoder" where the policy reads the critic's."""
+        encoder, features = self.perception.init_encoder(key_of(key, "encoder"))
+        own = {} if self.perception.shares_encoder else {"encoder": encoder}
+        return own | {self.name: self.init_network(key_of(key, self.name), features)}
+
+    def pretrained(self, policy: Params) -> Params:
+        return self.perception.vision.filled(policy)
+
+    def network(self, policy: Params, base: Params) -> Params:
+        return policy[self.name]
+
+    def context(self, policy: Params, base: Params, observation: Observation) -> Context:
+        return self.perception.policy_context(policy, {}, base, observation)
+
+    def augmented(self, key: jax.Array, base: Params, batch: ChunkBatch) -> ChunkBatch:
+        return self.perception.shifted(key, base, batch)
 
     def chunks(self, flat: jax.Array) -> jax.Array:
         return flat.reshape(*flat.shape[:-1], self.spec.horizon, self.spec.action_dim)
+
+    def ratio_units(self, log_prob: jax.Array) -> jax.Array:
+        """float32[..., R] of log-probabilities of numbers float32[..., H*A]: of each action, or of the chunk."""
+        each = jnp.sum(self.chunks(log_prob), axis=-1)
+        return each if self.spec.group.density == "tick" else jnp.sum(each, axis=-1, keepdims=True)
 
 
 def observation_key(observation: Observation) -> jax.Array:

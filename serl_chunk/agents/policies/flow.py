@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from serl_chunk.agents.losses.imitation import imitation_sum
-from serl_chunk.agents.policies.base import ChunkNetwork, observation_key
-from serl_chunk.agents.spec import AgentSpec
+from serl_chunk.agents.perception import Perception
+from serl_chunk.agents.policies.base import ChunkNetwork, Record, observation_key
+from serl_chunk.agents.policies.sampled_flow import SampledFlow
 from serl_chunk.agents.state import Committed, Context, Noise, Observation, Params, key_of
 from serl_chunk.config.agents.flow import DELAY_MAX, FlowConfig
-from serl_chunk.models.flow import VelocityField, integrate, interpolate, linear_share
+from serl_chunk.models.flow import VelocityField, integrate, interpolate, linear_share, linear_steps
 from serl_chunk.models.sums import Sum
 from serl_chunk.types import ChunkBatch
 
@@ -21,7 +22,7 @@ WIDEST = 0.25  # scale of the noise of the last candidate
 ALONE = 0.14  # scale of the noise that a candidate explores from which is compared with no other
 
 
-class FlowPolicy(ChunkNetwork):
+class FlowPolicy(SampledFlow, ChunkNetwork):
     """Chunks by integrating a learned velocity field, whose parameters are those of the policy.
 
     The field is v(o, x, t) = net(o, x, t) + k(t) x, where k(t) x is the velocity's regression on x_t of chunks whose
@@ -34,12 +35,15 @@ class FlowPolicy(ChunkNetwork):
     `layers` are those of `VelocityField`.
     """
 
-    def __init__(self, flow: FlowConfig, spec: AgentSpec, *, published: bool = False, **layers: Any) -> None:
-        super().__init__(spec)
+    name = "flow"
+
+    def __init__(self, flow: FlowConfig, perception: Perception, *, published: bool = False, **layers: Any) -> None:
+        super().__init__(perception)
         self.flow, self.published, self.sees_given = flow, published, flow.train_delay != "none"
+        self.steps = flow.steps
         self.field: Any = VelocityField(flow.hidden, self.chunk_dim, **layers)
 
-    def init(self, key: jax.Array, features: jax.Array) -> Params:
+    def init_network(self, key: jax.Array, features: jax.Array) -> Params:
         batch = features.shape[:-1]
         x = jnp.zeros((*batch, self.chunk_dim), jnp.float32)
         inputs = self._inputs(features, jnp.zeros((*batch, self.spec.horizon)))
@@ -49,15 +53,14 @@ class FlowPolicy(ChunkNetwork):
         """The field's inputs next to x and t: features float32[..., F] and, with `train_delay`, `given` [..., H]."""
         return jnp.concatenate([features, given], axis=-1) if self.sees_given else features
 
-    def draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
+    def draws(self, key: jax.Array, size: int) -> Noise:
         """ "x0" float32[B, D], standard normal, "t" float32[B], uniform in [0, 1), and "delay" int32[B] if sampled."""
-        b = batch.actions.shape[0]
         draws = {
-            "x0": jax.random.normal(key_of(key, "x0"), (b, self.chunk_dim)),
-            "t": jax.random.uniform(key_of(key, "t"), (b,)),
+            "x0": jax.random.normal(key_of(key, "x0"), (size, self.chunk_dim)),
+            "t": jax.random.uniform(key_of(key, "t"), (size,)),
         }
         if self.flow.train_delay == "sampled":
-            draws["delay"] = jax.random.randint(key_of(key, "delay"), (b,), 0, DELAY_MAX + 1)
+            draws["delay"] = jax.random.randint(key_of(key, "delay"), (size,), 0, DELAY_MAX + 1)
         return draws
 
     def given(self, batch: ChunkBatch, draws: Noise) -> jax.Array:
@@ -72,6 +75,16 @@ class FlowPolicy(ChunkNetwork):
         """v at x float32[..., D] and t float32[...], `given` float32[..., H]."""
         net = self._net(params, context, x, t, given)
         return net if self.published else net + linear_share(t, self.flow.spread)[..., None] * x
+
+    def advance(self, params: Params, context: Context, x: jax.Array, step: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """One step from x float32[..., D], number `step` int32[...], as `sample` makes it; and the velocity at x."""
+        t = step.astype(jnp.float32) / self.steps
+        net = self._net(params, context, x, t, jnp.zeros((*x.shape[:-1], self.spec.horizon)))
+        scale, gain = (jnp.asarray(of)[step][..., None] for of in linear_steps(self.steps, self.flow.spread))
+        return scale * x + gain * net, net + linear_share(t, self.flow.spread)[..., None] * x
+
+    def recorded_chunk(self, record: Record) -> jax.Array:
+        return self.chunks(record["sample"])
 
     def _net(
         self, params: Params, context: Context, x: jax.Array, t: jax.Array, given: jax.Array, *, repeated: bool = False

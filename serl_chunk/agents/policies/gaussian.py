@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from serl_chunk.agents.losses.imitation import imitation_sum
-from serl_chunk.agents.policies.base import ChunkNetwork
-from serl_chunk.agents.spec import AgentSpec
+from serl_chunk.agents.perception import Perception
+from serl_chunk.agents.policies.base import ChunkNetwork, Record
 from serl_chunk.agents.state import Committed, Context, Noise, Observation, Params
-from serl_chunk.models.distributions import TanhNormal
+from serl_chunk.models.distributions import TanhNormal, normal_log_prob
 from serl_chunk.models.mlp import Activation, KernelInit, Mlp, Norm
 from serl_chunk.models.sums import Sum
 from serl_chunk.types import ChunkBatch
@@ -24,10 +24,10 @@ class GaussianPolicy(ChunkNetwork):
     """TanhNormal over flat chunks; the net's outputs are means, then log sigmas."""
 
     def __init__(
-        self, hidden: Sequence[int], spec: AgentSpec, *, layer_norm: bool = True, log_std_min: float = -10.0,
+        self, hidden: Sequence[int], perception: Perception, *, layer_norm: bool = True, log_std_min: float = -10.0,
         kernel_init: KernelInit = "lecun_normal", activation: Activation = "relu",
     ) -> None:  # fmt: skip
-        super().__init__(spec)
+        super().__init__(perception)
         self.log_std_min = log_std_min
         # Published code has one layer for means and one for log sigmas, which matters for xavier's fan-out.
         blocks = 1 if kernel_init == "lecun_normal" else 2
@@ -35,14 +35,14 @@ class GaussianPolicy(ChunkNetwork):
         layers: dict[str, Any] = {"activation": activation, "kernel_init": kernel_init, "out_blocks": blocks}
         self.net: Any = Mlp(hidden, 2 * self.chunk_dim, norm, **layers)
 
-    def init(self, key: jax.Array, features: jax.Array) -> Params:
+    def init_network(self, key: jax.Array, features: jax.Array) -> Params:
         return self.net.init(key, features)["params"]
 
     def distribution(self, params: Params, context: Context) -> TanhNormal:
         mean, log_std = jnp.split(self.net.apply({"params": params}, context.features), 2, axis=-1)
         return TanhNormal(mean, jnp.clip(log_std, self.log_std_min, _LOG_STD_MAX))
 
-    def draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
+    def draws(self, key: jax.Array, size: int) -> Noise:
         return {}
 
     def given(self, batch: ChunkBatch, draws: Noise) -> jax.Array:
@@ -77,3 +77,24 @@ class GaussianPolicy(ChunkNetwork):
         if explore:
             return jax.random.normal(key, (count, self.chunk_dim))
         return jax.random.normal(jax.random.key(0), (count, self.chunk_dim)).at[0].set(0.0)
+
+    def record_noise(self, key: jax.Array) -> Noise:
+        return {"z": jax.random.normal(key, self.noise_shape)}
+
+    def _density(self, params: Params, context: Context) -> TanhNormal:
+        """What iterations on groups sample: with `group.sigma` above 0 in place of its own deviation."""
+        own, sigma = self.distribution(params, context), self.spec.group.sigma
+        return own._replace(log_std=jnp.full_like(own.log_std, jnp.log(sigma))) if sigma else own
+
+    def record(self, params: Params, context: Context, noise: Noise) -> Record:
+        """ "sample", before the tanh."""
+        dist = self._density(params, context)
+        return {"sample": dist.mean + jnp.exp(dist.log_std) * noise["z"]}
+
+    def recorded_chunk(self, record: Record) -> jax.Array:
+        return self.chunks(jnp.tanh(record["sample"]))
+
+    def log_prob(self, params: Params, context: Context, record: Record) -> jax.Array:
+        """Of samples before the tanh, which no ratio depends on."""
+        dist = self._density(params, context)
+        return self.ratio_units(normal_log_prob(record["sample"], dist.mean, jnp.exp(dist.log_std)))

@@ -9,7 +9,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from serl_chunk.agents.policies.base import observation_key
+from serl_chunk.agents.policies.base import HasBase, Record, observation_key
+from serl_chunk.agents.policies.sampled_flow import SampledFlow
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import Committed, Context, Noise, Observation, Params, key_of
 from serl_chunk.config.agents.pi0 import Pi0Config
@@ -19,14 +20,15 @@ from serl_chunk.models.pi0.pi0 import Pi0
 from serl_chunk.models.sums import Sum
 from serl_chunk.types import IMAGE_PREFIX, PROMPT, PROMPT_MASK, STATE, ChunkBatch, ConfigError
 
-_BASE = "pi0"  # in an agent's base
+_NAME = "pi0"  # in an agent's policy, and in its base
 
 
-class Pi0Policy:
+class Pi0Policy(SampledFlow):
     """The parameters are the trained leaves of the model's tree; the others are the base's."""
 
     def __init__(self, config: Pi0Config, image_keys: tuple[str, ...], spec: AgentSpec) -> None:
-        self.config, self.spec = config, spec
+        self.config, self.spec, self.steps = config, spec, config.steps
+        self.noise_shape = (spec.horizon, config.action_dim)
         # pi0.5's state is in its prompt.
         for what, size in (("actions", spec.action_dim), ("state", 0 if config.pi05 else spec.state_dim)):
             if size > config.action_dim:
@@ -40,9 +42,13 @@ class Pi0Policy:
 
     # -- parameters ------------------------------------------------------------------------------------------
 
+    @property
+    def with_base(self) -> HasBase:
+        return self
+
     def init(self, key: jax.Array) -> Params:
         """Fresh trained leaves."""
-        return self._fresh(key, trained=True)
+        return {_NAME: self._fresh(key, trained=True)}
 
     def _fresh(self, key: jax.Array, *, trained: bool) -> Params:
         leaves = tree.leaves(self.config).items()
@@ -66,59 +72,70 @@ class Pi0Policy:
         if not self.config.weights:
             return self.random(key)
         paths = [path for path in tree.leaves(self.config) if not self.partition.trains(path)]
-        return {_BASE: tree.nested(weights.read(self.config.weights, self.config, paths))}
+        return {_NAME: tree.nested(weights.read(self.config.weights, self.config, paths))}
 
     def random(self, key: jax.Array) -> Params:
         """A base of random numbers, which has the shapes and dtypes of any."""
         others = self._fresh(key, trained=False)
-        return {_BASE: others} if others else {}
+        return {_NAME: others} if others else {}
 
-    def pretrained(self, params: Params) -> Params:
+    def pretrained(self, policy: Params) -> Params:
         """Trained leaves with the numbers of the file of weights, where it has them. Raises ConfigError."""
         if not self.config.weights:
-            return params
-        fresh = tree.flat(params)
-        return tree.nested(fresh | weights.read(self.config.weights, self.config, fresh, missing_lora=True))
+            return policy
+        fresh = tree.flat(policy[_NAME])
+        read = weights.read(self.config.weights, self.config, fresh, missing_lora=True)
+        return {_NAME: tree.nested(fresh | read)}
 
-    def whole(self, params: Params, base: Params) -> Params:
-        return self.partition.merge(params, base.get(_BASE, {}))
+    def network(self, policy: Params, base: Params) -> Params:
+        """The whole tree of the model's parameters."""
+        return self.partition.merge(policy[_NAME], base.get(_NAME, {}))
 
-    def augmented(self, key: jax.Array, observation: Observation) -> Observation:
-        """Observations [B, ...] with images changed at random, each sample's alike, where the setting says so."""
+    def augmented(self, key: jax.Array, base: Params, batch: ChunkBatch) -> ChunkBatch:
+        """`batch` with images changed at random, each sample's alike, where the setting says so."""
+        observation = batch.observations
         if not self.config.augment or not self.slots:
-            return observation
+            return batch
         images = {slot: observation[IMAGE_PREFIX + name] for name, slot in self.slots.items()}
-        changed = augment.augmented(images, augment.draws(key, observation[STATE].shape[0]))
-        return {**observation, **{IMAGE_PREFIX + name: changed[slot] for name, slot in self.slots.items()}}
+        changed = augment.augmented(images, augment.draws(key_of(key, "augment"), observation[STATE].shape[0]))
+        shown = {IMAGE_PREFIX + name: changed[slot] for name, slot in self.slots.items()}
+        return batch._replace(observations={**observation, **shown})
 
     # -- the policy ------------------------------------------------------------------------------------------
 
-    def context(self, whole: Params, observation: Observation) -> Context:
-        """An observation as the model's first expert shows it, by the whole tree of parameters."""
+    def context(self, policy: Params, base: Params, observation: Observation) -> Context:
+        """An observation as the model's first expert shows it."""
         seen = {STATE: observation[STATE]}
         if self.config.pi05:  # the state is in the prompt
             seen[STATE] = jnp.zeros_like(observation[STATE][..., :0])
         seen |= self.images(observation)
         seen |= {name: observation[name] for name in (PROMPT, PROMPT_MASK) if name in observation}
-        prefix = self.model.encode(whole, seen)
+        prefix = self.model.encode(self.network(policy, base), seen)
         return Context(prefix.features, prefix)
 
     def images(self, observation: Observation) -> dict[str, jax.Array]:
         """Images by the model's names."""
         return {IMAGE_PREFIX + slot: observation[IMAGE_PREFIX + name] for name, slot in self.slots.items()}
 
-    def draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
+    def draws(self, key: jax.Array, size: int) -> Noise:
         """ "x0" float32[B, H, D], standard normal, and "t" float32[B], near the noise more often (openpi's Beta)."""
-        b, shape = batch.actions.shape[0], (self.spec.horizon, self.config.action_dim)
-        noisy = jax.random.beta(key_of(key, "t"), 1.5, 1.0, (b,)) * 0.999 + 0.001
-        return {"x0": jax.random.normal(key_of(key, "x0"), (b, *shape)), "t": 1.0 - noisy}
+        noisy = jax.random.beta(key_of(key, "t"), 1.5, 1.0, (size,)) * 0.999 + 0.001
+        return {"x0": jax.random.normal(key_of(key, "x0"), (size, *self.noise_shape)), "t": 1.0 - noisy}
 
     def given(self, batch: ChunkBatch, draws: Noise) -> jax.Array:
         return jnp.zeros(batch.actions.shape[:2])
 
     def velocity(self, params: Params, context: Context, x: jax.Array, t: jax.Array, given: jax.Array) -> jax.Array:
-        """v towards the data at x float32[..., N, H, D] and t float32[..., N]; nothing is `given` so far."""
+        """v towards the data at x float32[..., H, D] and t float32[...]; nothing is `given` so far."""
         return -self.model.velocity(params, context.cache, x, 1.0 - t)
+
+    def advance(self, params: Params, context: Context, x: jax.Array, step: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """One step of Euler's method from x float32[..., H, D], number `step` int32[...]; and the velocity at x."""
+        v = -self.model.velocity(params, context.cache, x, 1.0 - step.astype(jnp.float32) / self.steps)
+        return x + v / self.steps, v
+
+    def recorded_chunk(self, record: Record) -> jax.Array:
+        return record["sample"][..., : self.spec.action_dim]
 
     def loss(
         self, params: Params, context: Context, chunks: jax.Array, weight: jax.Array, given: jax.Array, draws: Noise

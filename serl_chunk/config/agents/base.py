@@ -67,6 +67,7 @@ class AgentConfig(Group, path="agent."):
     acting_critic: ClassVar[Literal["online", "target"]] = "online"  # chooses among candidates
     bounded_critic: ClassVar[bool] = False  # Q is a sigmoid within the returns that the rewards allow
     has_critic: ClassVar[bool] = False
+    iterates: ClassVar[bool] = False  # trains in iterations on groups of episodes, each under one version
     imitates_all_rows: ClassVar[bool] = False  # of every actor and outcome
     own_policy_batch: ClassVar[bool] = True  # the policy may have another batch than the critic
     learns_to_choose: ClassVar[bool] = False  # a critic that saw no failure does not choose among candidates

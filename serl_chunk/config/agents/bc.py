@@ -36,7 +36,7 @@ class BcConfig(AgentConfig):
         if self.as_pi0:
             self._check_pi0()
         require(self.encoder.trained_by != "critic", "agent.encoder.trained_by",
-            "critic leaves bc's encoder untrained, for bc has no critic. Set it to each "
+            f"critic leaves the encoder untrained, for {self.kind} has no critic. Set it to each "
             "(agent.encoder.frozen_backbone keeps pretrained convolutions).")
 
     def _check_pi0(self) -> None:
@@ -57,7 +57,7 @@ class BcConfig(AgentConfig):
         require(self.gripper.composition == "continuous", "agent.gripper.choices",
             "must be empty with agent.policy=pi0, whose actions include the grippers. Leave it out.")
         require(pi0.trainable != "none", "agent.pi0.trainable",
-            "none leaves bc nothing to train. Set full, expert, lora or lora_expert.")
+            f"none leaves {self.kind} nothing to train. Set full, expert, lora or lora_expert.")
         require(self.use_state, "agent.use_state",
             "must be True with agent.policy=pi0, which reads the state. Leave it out.")
         unread = dataclasses.replace(self.encoder, frame_size=None, shift=EncoderConfig().shift)

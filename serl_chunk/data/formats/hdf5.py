@@ -60,7 +60,7 @@ from serl_chunk.types import (
 SCHEMA = 1  # of `/rl`
 _HUMAN_DIMS_INDEX = "human_dims_index"
 _TEXTS = tuple(name for name in Begin._fields if name != "demonstration")  # which is of a stream, not of an episode
-_OPTIONAL = ("conditions",)  # absent where they are empty
+_OPTIONAL = ("conditions", "ticket")  # absent where they are empty
 
 
 def write_episode(

@@ -2,8 +2,8 @@
 
     episode_index, length   int64     as in LeRobot's own tables
     digest                  string    of the states and actions that it belongs to: see `validate.content_id`
-    episode_id, robot, specs_digest, init_state, group            `types.Begin`; the task is LeRobot's
-    conditions, arm         string    the same; not where no episode has any
+    episode_id, robot, specs_digest, init_state                   `types.Begin`; the task is LeRobot's
+    conditions, ticket      string    the same; not where no episode has any
     terminated, truncated, outcome, outcome_by, end_reward        `types.End`
     last_reward             float32   the reward recorded with the last step; LeRobot's column has the corrected one
     final_state             list<float32>                         null where the actor died
@@ -45,7 +45,7 @@ from serl_chunk.types import (
 GROUP = 16  # episodes of a row group: reading one reads these
 Row = dict[str, Any]
 # Columns of files in which some episode has such values, with the value of one that has none.
-OPTIONAL: Row = {"conditions": "", HUMAN_DIMS: None}
+OPTIONAL: Row = {"conditions": "", "ticket": "", HUMAN_DIMS: None}
 _BEGIN = tuple(name for name in Begin._fields if name not in ("task", "demonstration"))
 REMEDY = "Remove that file to read only LeRobot's own columns"
 

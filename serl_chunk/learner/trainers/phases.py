@@ -1,37 +1,21 @@
-"""The phases of training: pretrain, train offline, warm up, train on what actors record."""
+"""Training in phases: pretrain, train offline, warm up, train on what actors record."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import jax
-import numpy as np
-
-from serl_chunk.agents.spec import BatchSpec
-from serl_chunk.learner.offline_data import InitialData, OfflineData
+from serl_chunk.learner.offline_data import InitialData
 from serl_chunk.learner.schedule import PRETRAINING, Phase, TrainingSchedule, phases_of
-from serl_chunk.learner.trainers.base import Trainer
-from serl_chunk.replay.replay import BatchLoader, Request
+from serl_chunk.learner.trainers.pretraining import ON_DATA, PretrainingTrainer
 from serl_chunk.runs.status_line import StatusFields
-from serl_chunk.types import CameraSpec, ChunkBatch
 
 if TYPE_CHECKING:
     from serl_chunk.learner.learner import Learner
 
 logger = logging.getLogger(__name__)
-
-ON_DATA = (*PRETRAINING, Phase.OFFLINE)  # phases of the demonstrations alone
-SCAN = 20  # updates in one compiled call of a phase before training: amortises the dispatch
-PIECE_BYTES = 256 << 20  # of their images; several such pieces are in memory at a time
-
-
-def updates_at_once(batch_size: int, cameras: Sequence[CameraSpec]) -> int:
-    """Return how many batches go to the device as one piece in the phases before training; 1 at least."""
-    pixels = sum(c.height * c.width * 3 for c in cameras)  # of an observation; a window has two
-    return max(1, min(SCAN, PIECE_BYTES // max(1, 2 * batch_size * pixels)))
 
 
 class Saved(NamedTuple):
@@ -45,28 +29,13 @@ class Saved(NamedTuple):
     updates_owed: float | None  # None: the rate limiter had not begun
 
 
-class PhaseTrainer(Trainer):
+class PhaseTrainer(PretrainingTrainer):
     """Trains in phases; a run has those whose lengths are set."""
-
-    phase: Phase
 
     def __init__(self, learner: Learner, data: InitialData, *, threaded: bool, step: int | None) -> None:
         super().__init__(learner, data, threaded=threaded, step=step)
-        self._agent, self._config = learner.agent, learner.config.learner
-        c, replay = self._config, learner.replay
-        self._data = OfflineData(replay, data, seek=step, seen=learner.value_range.demonstrations)
-        self.schedule = TrainingSchedule(c, learner.router)
-        self._rng = np.random.default_rng(learner.config.seed)
-        prefetch = learner.config.replay.prefetch if threaded else 0
-        self._batches = BatchLoader(replay, self._rng, put=jax.device_put, prefetch=prefetch)
-        self._updates_at_once = updates_at_once(c.batch_size, learner.preprocess.cameras)
-        critic = self._agent.has_critic
-        self._lengths = {  # updates of the phases that train the policy or the critic alone
-            Phase.PRETRAIN: c.pretrain_steps,
-            Phase.CRITIC_PRETRAIN: c.critic_pretrain_steps if critic else 0,
-        }
-        self.phases = phases_of(c, has_critic=critic)
-        self.phase, self.phase_updates = Phase.PRETRAIN, 0
+        self.schedule = TrainingSchedule(self._config, learner.router)
+        self.phases = phases_of(self._config, has_critic=self._agent.has_critic)
         self._was_pretrained = True  # where a previous process stopped
         self._offline_updates: int | None = None  # those of the offline phase; None: all, it is not over
 
@@ -77,10 +46,6 @@ class PhaseTrainer(Trainer):
     @property
     def online_updates(self) -> int:
         return self._learner.updates - self.offline_updates
-
-    @property
-    def done(self) -> bool:
-        return self.phase is Phase.DONE
 
     @property
     def pretrained(self) -> bool:
@@ -125,10 +90,13 @@ class PhaseTrainer(Trainer):
         agent, learner = self._agent, self._learner
         match self.phase:
             case Phase.PRETRAIN:
-                return self._pretrain(agent.update_policy, "policy", Phase.CRITIC_PRETRAIN)
+                if self._pretrain(agent.update_policy, "policy"):
+                    self._enter(Phase.CRITIC_PRETRAIN)
+                return True
             case Phase.CRITIC_PRETRAIN:
-                following = Phase.OFFLINE if self._config.offline_steps else Phase.WARMUP
-                return self._pretrain(agent.update_critic, "critic", following)
+                if self._pretrain(agent.update_critic, "critic"):
+                    self._end_pretraining()
+                return True
             case Phase.OFFLINE:
                 if learner.updates < self._config.offline_steps:
                     self._update()
@@ -144,45 +112,12 @@ class PhaseTrainer(Trainer):
         if self.online_updates and not self.done and not self._learner.replay.ready.online:
             logger.info("the online replay is empty: training goes on after %d new steps", self.schedule.starts_after)
 
-    def _enter(self, phase: Phase) -> None:
-        self._batches.close()
-        self.phase, self.phase_updates = phase, 0
-        self._learner.metrics.event(f"phase: {phase}", self._learner.counters())
-        if phase in self.phases:
-            logger.info("phase: %s", self._phase_title)
-
-    @property
-    def _phase_title(self) -> str:
-        """`3/5 warm-up`: the phase among those that this run has; the name alone where it is none of them."""
-        number = f"{self.phases.index(self.phase) + 1}/{len(self.phases)} " if self.phase in self.phases else ""
-        return f"{number}{self.phase}"
-
-    def _next_batches(self, wanted: Mapping[str, BatchSpec], updates: int) -> dict[str, ChunkBatch]:
-        size = self._config.batch_size
-        requests = [
-            Request(name, updates if spec.each else 1, spec.size or size, spec.next_observations)
-            for name, spec in wanted.items()
-        ]
-        with self._learner.stats.timed("sampling"):
-            return self._batches.next(*requests, half="demo" if self.phase in ON_DATA else None)
-
-    def _pretrain(self, update: Callable[..., Any], name: str, following: Phase) -> bool:
-        learner, n, total = self._learner, self._updates_at_once, self._lengths[self.phase]
-        if self.phase_updates < total:
-            wanted = self._agent.wants().get(name, BatchSpec(next_observations=name == "critic"))
-            batch = self._next_batches({name: wanted._replace(each=True)}, n)[name]
-            with learner.stats.first_call(f"updates of the {name}"):
-                learner.state, metrics = update(learner.state, learner.base, batch)
-            self.phase_updates += n
-            learner.updated(n, metrics)
-        if self.phase_updates >= total:
-            if following is Phase.WARMUP:
-                self._begin_online()
-                return True
-            self._enter(following)
-            if following is Phase.OFFLINE:
-                learner.checkpoint()  # step 0: what pretraining alone achieves, and where a killed run goes on
-        return True
+    def _end_pretraining(self) -> None:
+        if not self._config.offline_steps:
+            self._begin_online()
+            return
+        self._enter(Phase.OFFLINE)
+        self._learner.checkpoint()  # step 0: what pretraining alone achieves, and where a killed run goes on
 
     def _begin_online(self) -> None:
         """Keep everything learnt so far; the first snapshot lets the actors begin."""
@@ -307,7 +242,3 @@ class PhaseTrainer(Trainer):
         logger.info("resumed at step %d, %d online steps, %d demonstrations%s", step, steps, demos, where)
         if self.phase not in ON_DATA:
             self._learner.publish()
-
-    def close(self) -> None:
-        self._batches.close()
-        self._data.close()

@@ -7,6 +7,7 @@ three 480x640 images on every step (2-7 steps/s), ignores the requested image si
 from __future__ import annotations
 
 import importlib.util
+import zipfile
 from collections.abc import Callable, Set
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -126,11 +127,27 @@ def _touch(contacts: Contacts, a: str, b: str) -> bool:
     return frozenset((a, b)) in contacts
 
 
+def saved_states(file: str, nq: int) -> dict[str, np.ndarray]:
+    """Read the start states of `robot.init_states`, float64[nq] under each id. Raises ConfigError."""
+    try:
+        with np.load(Path(file).expanduser()) as saved:
+            states = {name: np.asarray(saved[name], np.float64) for name in saved.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        what = f"{file} cannot be read as a .npz file of states ({error}). Write it with numpy.savez"
+        raise ConfigError(what, parameter="robot.init_states") from error
+    for name, state in states.items():
+        right = state.shape == (nq,) and bool(np.isfinite(state).all())
+        require(
+            right, "robot.init_states", f"state {name!r} of {file} is {list(state.shape)}, expected {nq} finite numbers"
+        )
+    return states
+
+
 class AlohaSimEnv(MujocoEnv):
     """Two simulated ViperX arms: the right one hands the left one a cube, or puts its peg into the left one's socket.
 
     `step` (20 ms) returns reward 1 and terminates at gym-aloha's reward 4 (`info["stage"]`, see `*_stage`), else reward
-    0. Raises ConfigError if the simulator is not installed, or has no such camera.
+    0. Raises ConfigError if the simulator is not installed, or has no such camera, and for bad saved states.
     """
 
     def __init__(self, config: AlohaSimConfig, *, images: str = "on_request") -> None:
@@ -146,6 +163,8 @@ class AlohaSimEnv(MujocoEnv):
         self._env_name, self._cube_in_state = config.env_name, config.cube_in_state
         self._names = [self.model.geom(i).name for i in range(self.model.ngeom)]
         self._own = np.array([name in self.scene.geometries for name in self._names])
+        self._saved = saved_states(config.init_states, self.model.nq) if config.init_states else {}
+        self.init_states = tuple(self._saved)
 
     @property
     def joints(self) -> np.ndarray:
@@ -187,6 +206,13 @@ class AlohaSimEnv(MujocoEnv):
         self._data.qpos[:16] = START_ARM * 2
         self._data.ctrl[:] = START_ARM * 2
         self._draw_objects()
+        return {"stage": self.stage()}
+
+    def _restore(self, init_state: str) -> dict[str, Any]:
+        qpos = self._saved[init_state]
+        self._mujoco.mj_resetData(self.model, self._data)
+        self._data.qpos[:], self._data.ctrl[:] = qpos, qpos[:_OBJECTS_FROM]
+        self._mujoco.mj_step1(self.model, self._data)
         return {"stage": self.stage()}
 
     def reset_objects(self, seed: int) -> np.ndarray:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from serl_chunk.config.agents.acfql import AcfqlConfig, DecoupledConfig
+from serl_chunk.config.agents.groups import GroupAgentConfig
 from serl_chunk.config.experiment import RewardConfig, possible_returns
 from serl_chunk.runs.metrics import Row, RunMetrics, succeeded_alone
 from serl_chunk.types import BEST, ONE
@@ -26,6 +28,7 @@ BINS = 10  # of the calibration
 LEAST_EPISODES = 5  # in a bin, for an interval
 _NORMAL = 1.96  # deviations of a two-sided 95 % interval
 UPDATES = ("step", "critic updates")
+ITERATIONS = ("step", "iterations")
 AXES = (("env_steps", "environment steps"), ("human_ticks", "human ticks"), ("wall", "wall time (min)"))
 NEVER = {"human_ticks": "no human acted in this run", "env_steps": "no online steps in this run"}
 REPLAY = {"replay/online_windows": "online", "replay/demo_windows": "demo"}  # of `Replay.stats`
@@ -79,10 +82,36 @@ def evaluations(metrics: RunMetrics) -> list[Row]:
     return [row | {"wall": metrics.trained_wall(row)} for row in sorted(known, key=lambda row: row["step"])]
 
 
+def iterations(metrics: RunMetrics) -> list[Row]:
+    """Return the train rows of iterations on groups, one each; none in a run of another kind."""
+    return [row for row in metrics["train"] if "group/groups" in row]
+
+
+def sampled(metrics: RunMetrics) -> list[Row]:
+    """Return the iterations that closed a group, whose sampled episodes have a success rate."""
+    return [row for row in iterations(metrics) if row.get("group/success") is not None]
+
+
+def iterates(metrics: RunMetrics, config: Mapping[str, Any]) -> bool:
+    """Return whether a run trains in iterations on groups; `config` has it before the first one is logged."""
+    return (config.get("agent") or {}).get("kind") == GroupAgentConfig.kind or bool(iterations(metrics))
+
+
+def draw_iterations(ax: Axes, metrics: RunMetrics, x_key: str) -> bool:
+    """Draw the share of each iteration's sampled episodes that succeeded, and evaluations."""
+    if rows := sampled(metrics):
+        rates = np.array([row["group/success"] for row in rows], float)
+        x, rates = downsample(x_values(rows, x_key), rates)
+        ax.plot(x, rates, color=VERMILLION, marker=_dot(rows), label="sampled episodes")
+    evaluated = _draw_evaluations(ax, metrics, x_key)
+    plots.percent_axis(ax, "success")
+    return bool(rows) or evaluated
+
+
 def draw_success(ax: Axes, metrics: RunMetrics, x_key: str) -> bool:
     """Draw the rolling shares of episodes that succeeded, with and without intervention, and evaluations."""
     # Both are shares of all episodes: one of unaided episodes starts high while humans do the difficult ones.
-    judged, evaluated = judged_episodes(metrics), evaluations(metrics)
+    judged = judged_episodes(metrics)
     for succeeded, label, colour, style in (
         ([row["succeed"] for row in judged], "with or without intervention", BLUE, "--"),
         ([succeeded_alone(row) for row in judged], "without intervention", VERMILLION, "-"),
@@ -90,6 +119,14 @@ def draw_success(ax: Axes, metrics: RunMetrics, x_key: str) -> bool:
         if judged:
             x, shares = downsample(x_values(judged, x_key), rolling_mean(succeeded))
             ax.plot(x, shares, style, color=colour, label=label)
+    evaluated = _draw_evaluations(ax, metrics, x_key)
+    _shade_warmup(ax, metrics, x_key)
+    plots.percent_axis(ax, "success")
+    return bool(judged) or evaluated
+
+
+def _draw_evaluations(ax: Axes, metrics: RunMetrics, x_key: str) -> bool:
+    evaluated = evaluations(metrics)
     for mode, arm, marker, colour in EVALUATED:
         if rows := [row for row in evaluated if (row.get("mode"), row.get("arm")) == (mode, arm)]:
             rate = np.array([row["success_rate"] for row in rows], float)
@@ -100,9 +137,7 @@ def draw_success(ax: Axes, metrics: RunMetrics, x_key: str) -> bool:
                 x_values(rows, x_key), rate, np.nan_to_num(np.abs(bounds - rate)), fmt=marker + line, lw=1,
                 color=colour, capsize=3, ms=5, label=f"evaluation ({arm or mode})",
             )  # fmt: skip
-    _shade_warmup(ax, metrics, x_key)
-    plots.percent_axis(ax, "success")
-    return bool(judged or evaluated)
+    return bool(evaluated)
 
 
 def draw_return(ax: Axes, metrics: RunMetrics, x_key: str) -> bool:
@@ -246,26 +281,24 @@ def draw_q_trend(ax: Axes, metrics: RunMetrics) -> bool:
 
 
 def train_panel(
-    keys: Mapping[str, str], ylabel: str, *, scale: float = 1.0, floor: float | None = None, legend: bool = True
-) -> Draw:
-    """Panel of train metrics, key -> label, over wall time, null values as gaps."""
+    keys: Mapping[str, str], ylabel: str,
+    *, scale: float = 1.0, floor: float | None = None, legend: bool = True, axis: tuple[str, str] = AXES[2],
+) -> Draw:  # fmt: skip
+    """Panel of train metrics, key -> label, over wall time or another axis, null values as gaps."""
 
     def draw(ax: Axes, metrics: RunMetrics) -> bool:
-        drawn = False
-        for (key, label), (colour, style) in zip(keys.items(), STYLES, strict=False):
+        recorded = [key for key in keys if any(row.get(key) is not None for row in metrics["train"])]
+        for key, (colour, style) in zip(recorded, STYLES, strict=False):
             rows = [row for row in metrics["train"] if key in row]
-            if any(row[key] is not None for row in rows):
-                y = np.array([row[key] for row in rows], float) * scale
-                dot = "." if len(rows) < 3 else None  # a line of one point is not seen
-                ax.plot(*downsample(x_values(rows, "wall"), y), style, color=colour, marker=dot, label=label)
-                drawn = True
-        if drawn and legend:
+            x, y = downsample(x_values(rows, axis[0]), np.array([row[key] for row in rows], float) * scale)
+            ax.plot(x, y, style, color=colour, marker=_dot(rows), label=keys[key])
+        if recorded and legend:
             add_legend(ax)
         if floor is not None:
             ax.set_ylim(bottom=floor)
-        ax.set_xlabel("wall time (min)")
+        ax.set_xlabel(axis[1])
         ax.set_ylabel(ylabel)
-        return drawn
+        return bool(recorded)
 
     return draw
 
@@ -298,9 +331,46 @@ def draw_timers(ax: Axes, metrics: RunMetrics) -> bool:
     return train_panel(labels, "mean time (ms)", scale=1e3, floor=0)(ax, metrics)
 
 
+def _over_iterations(keys: Mapping[str, str], ylabel: str) -> Draw:
+    return train_panel(keys, ylabel, floor=0, axis=ITERATIONS)
+
+
+def draw_group_shares(ax: Axes, metrics: RunMetrics) -> bool:
+    """Draw the shares of each iteration's groups that are mixed, and that all their episodes solved."""
+    names = {f"group/{name}": name for name in ("mixed", "solved")}
+    shares = [row | {key: row[key] / row["group/groups"] for key in names} for row in sampled(metrics)]
+    drawn = _over_iterations(names, "")(ax, RunMetrics({"train": shares}))
+    plots.percent_axis(ax, "share of groups")
+    return drawn
+
+
+_CHANGE = {"actor/approx_kl": "approximate KL", "actor/clip_fraction": "clip fraction"} | {
+    f"actor/mean_weight{of}": f"w of {of[1:] or 'all'}" for of in ("", "_successes", "_failures")
+}  # a rule has ratios or weights
+_MEAN = "mean of an iteration"
+_SECONDS = {"time/collect_s": "collecting", "time/train_s": "training"}
+_RATE = {"rates/env_steps_per_s": "environment steps"}
+_COUNTS = {f"group/{name}": name.replace("_", " ") for name in ("mastered", "reissued", "dropped", "given_up")}
+_OF_TASK = "group/success/"
+draw_change = _over_iterations(_CHANGE, _MEAN)
+
+
+def group_panels(metrics: RunMetrics) -> list[Draw]:
+    """Return panels of a run's iterations; what is 0 throughout is left out, and success per task if there is one."""
+    rows = iterations(metrics)
+    tasks = sorted({key for row in rows for key in row if key.startswith(_OF_TASK)})
+    labels = {key: textwrap.shorten(key.removeprefix(_OF_TASK), 30) for key in tasks if len(tasks) > 1}
+    more = (
+        (_CHANGE, _MEAN), (labels, "success"), (_SECONDS, "seconds"), (_RATE, "per second"),
+        (_COUNTS, "starts, tickets, episodes"),
+    )  # fmt: skip
+    found = [_over_iterations(keys, label) for keys, label in more if any(row.get(key) for row in rows for key in keys)]
+    return [draw_group_shares, *found]
+
+
 def loss_keys(metrics: RunMetrics) -> list[str]:
-    """Return up to six losses that occur in train rows, the critic's and the actor's first."""
-    keys = {key for row in metrics["train"] for key, value in row.items() if "loss" in key and value is not None}
+    """Return up to six losses and errors that occur in train rows, the critic's and the actor's first."""
+    keys = {k for row in metrics["train"] for k, v in row.items() if ("loss" in k or "mse" in k) and v is not None}
     return sorted(keys, key=lambda key: (key != "critic/critic_loss", key != "actor/actor_loss", key))[:6]
 
 
@@ -337,6 +407,10 @@ def panel_over(draw: Callable[[Axes, RunMetrics, str], bool], axis: tuple[str, s
 def has_changed(metrics: RunMetrics, key: str) -> bool:
     """Return whether a counter of the rows is above 0 anywhere."""
     return any(row[key] for rows in metrics.values() for row in rows)
+
+
+def _dot(rows: Sequence[Row]) -> str | None:
+    return "." if len(rows) < 3 else None  # a line of one point is not seen
 
 
 def _shade_warmup(ax: Axes, metrics: RunMetrics, x_key: str) -> None:

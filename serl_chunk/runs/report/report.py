@@ -42,6 +42,7 @@ _EVALUATION_COLUMNS = (
 _DASHES = ("-", "--", "-.", ":")
 _LOSS = "critic/critic_loss"
 _ROLLING = f"Mean of the last {panels.WINDOW} episodes."
+_ROLLING_OR_EACH = f"{_ROLLING} Of iterations on groups: all sampled episodes of each."
 
 
 def build_report(run_dir: str | os.PathLike[str]) -> Path:
@@ -53,10 +54,11 @@ def build_report(run_dir: str | os.PathLike[str]) -> Path:
     metrics, config = read_metrics(run), tables.read_settings(run)
     report, limits = run / "report.html", panels.value_range(config)
     title = f"{config.get('name') or run.resolve().parent.name}: {run.resolve().name}"
-    head = headline(metrics, config)
+    head, iterates = headline(metrics, config), panels.iterates(metrics, config)
     hz, noted = tables.control_hz(config), run / DEMOS
     demos = read_json(noted)["episodes"] if hz is not None and noted.exists() else []
-    spent = None if hz is None else tables.robot_time(metrics, hz, [e["steps"] for e in demos if "steps" in e], WINDOW)
+    window = _window(metrics, config)
+    spent = None if hz is None else tables.robot_time(metrics, hz, [e["steps"] for e in demos if "steps" in e], window)
     resumed = (
         f"This run was resumed from a checkpoint: {metrics.superseded:,} rows that a previous process wrote after "
         "that checkpoint are left out; the time they took is not."
@@ -64,17 +66,18 @@ def build_report(run_dir: str | os.PathLike[str]) -> Path:
     damaged = f"{plural(metrics.bad_lines, 'line')} of metrics.jsonl skipped: damaged."
     known = {"headline": dict(head), "robot_time": spent and spent._asdict()}
     atomic_write(run / "report.json", json.dumps(known, indent=1).encode())
-    atomic_write(run / "report.png", _summary(metrics, f"{title}\n{head[0][0]}: {head[0][1]}\n{head[1][1]}", limits))
+    heading = f"{title}\n{head[0][0]}: {head[0][1]}\n{head[1][1]}"
+    atomic_write(run / "report.png", _summary(metrics, heading, limits, iterates=iterates))
     content = [
-        facts([*head, *_robot_time_facts(spent)], large=2),
+        facts([*head, *_robot_time_facts(spent, window, streak=not iterates)], large=2),
         *(note(text) for count, text in ((metrics.superseded, resumed), (metrics.bad_lines, damaged)) if count),
-        *_figures(metrics, limits),
+        *_figures(metrics, limits, iterates=iterates),
         tables.checks_section(run),
         section("Evaluations", *map(note, _spreads(metrics)), _evaluations(metrics, run), key="evaluations"),
         tables.episodes_section(run, metrics, config),
         section("Origin", table(("", "last process"), tables.origin(config)), key="origin"),
         tables.settings_section(config),
-        section("Events", _events(metrics), key="events"),
+        section("Events", _events(metrics, iterates=iterates), key="events"),
     ]
     atomic_write(report, page(title, *content))
     return report
@@ -87,33 +90,56 @@ def headline(metrics: RunMetrics, config: Mapping[str, Any]) -> list[tuple[str, 
     judged = [row for row in panels.judged_episodes(metrics) if row.get("phase") != "warmup"][-WINDOW:]
     warmup = sum(row.get("phase") == "warmup" for row in episodes)
     streamed = sum(str(row.get("text")).startswith(DEMONSTRATION_RECEIVED) for row in metrics["event"])
+    if iterates := panels.iterates(metrics, config):
+        success, more = _last_iteration(metrics)
+    else:
+        success = f"Success without intervention, last {WINDOW} episodes", _share([*map(succeeded_alone, judged)])
+        more = f"Success with or without intervention, last {WINDOW}", _share([r["succeed"] for r in judged])
     return [
-        (f"Success without intervention, last {WINDOW} episodes", _share([*map(succeeded_alone, judged)])),
+        success,
         ("Evaluation", _evaluation_sentence(metrics["eval"])),
-        (f"Success with or without intervention, last {WINDOW}", _share([r["succeed"] for r in judged])),
+        more,
         ("Duration", format_duration(last["wall"])),
-        ("Critic updates", f"{last['step']:,}"),
+        ("Iterations" if iterates else "Critic updates", f"{last['step']:,}"),
         ("Environment steps", f"{last['env_steps']:,}"),
-        ("Human ticks", _human(last, tables.control_hz(config))),
+        *([("Human ticks", _human(last, tables.control_hz(config)))] if last["human_ticks"] or not iterates else []),
         ("Episodes", f"{len(episodes):,}" + (f" ({warmup:,} of them warm-up)" if warmup else "")),
         *([("Demonstrations received", f"{streamed:,}")] if streamed else []),
     ]
 
 
-def _robot_time_facts(spent: tables.RobotTime | None) -> list[tuple[str, str]]:
+def _last_iteration(metrics: RunMetrics) -> tuple[tuple[str, str], tuple[str, str]]:
+    rows = panels.sampled(metrics)
+    success = groups = "none yet"
+    if rows:
+        first, last = rows[0], rows[-1]
+        count, mixed, solved = (f"{last[f'group/{name}']:.0f}" for name in ("groups", "mixed", "solved"))
+        success, groups = _percent(last["group/success"]), f"{count}: {mixed} mixed, {solved} solved"
+        if last is not first:
+            success += f"; first iteration: {_percent(first['group/success'])}"
+    return ("Success of sampled episodes, last iteration", success), ("Groups, last iteration", groups)
+
+
+def _window(metrics: RunMetrics, config: Mapping[str, Any]) -> int:
+    # Of many episodes at once the short ones end first, which are successes mostly: a whole iteration's are counted.
+    rows, size = panels.sampled(metrics), (config.get("group") or {}).get("size", 0)
+    return int(rows[-1]["group/groups"] * size) if rows and size else WINDOW
+
+
+def _robot_time_facts(spent: tables.RobotTime | None, window: int, *, streak: bool) -> list[tuple[str, str]]:
     if spent is None or not spent.robot_minutes:
         return []
     rate, alone, shown = spent.successes_per_10_min, spent.success_s, spent.demonstration_s
     against = f"; the demonstrations' {shown:.1f} s" if shown is not None else ""
     return [
         ("Robot time", f"{spent.robot_minutes:.1f} min of motion, {spent.human_seconds:.0f} s of them a human's"),
-        (f"Successes per 10 min, last {WINDOW} episodes", "unknown" if rate is None else f"{rate:.1f}"),
-        ("Successes in a row, without intervention", f"{spent.longest_streak:,} at most"),
+        (f"Successes per 10 min, last {window} episodes", "unknown" if rate is None else f"{rate:.1f}"),
+        *([("Successes in a row, without intervention", f"{spent.longest_streak:,} at most")] if streak else []),
         ("Median time of a success", f"{_measured(alone, 's')}{against}"),
     ]
 
 
-def _figures(metrics: RunMetrics, limits: tuple[float, float] | None) -> list[Html]:
+def _figures(metrics: RunMetrics, limits: tuple[float, float] | None, *, iterates: bool) -> list[Html]:
     axes = [a for a in panels.AXES if a[0] not in panels.NEVER or panels.has_changed(metrics, a[0])]  # the run advanced
     n, rolling = len(metrics["episode"]), f"the mean of the last {WINDOW} episodes"
     no_episode = "No episode has finished in this run yet."
@@ -128,6 +154,33 @@ def _figures(metrics: RunMetrics, limits: tuple[float, float] | None) -> list[Ht
         svg = panels_svg([panels.of(metrics, draw) for draw in drawn])
         return section(title, figure(svg, f"{title}: {caption}", caption) if svg else note(missing), key=key)
 
+    intervention = built(
+        "intervention", "Intervention share", over(panels.draw_intervention) if intervened else [], no_human,
+        f"Share of human steps, idle ones included, and of episodes with an intervention; {rolling}. Both should "
+        "fall as the policy learns.",
+    )  # fmt: skip
+    loss = built(
+        "losses", "Losses", [panels.loss_panel(key) for key in losses], no_training,
+        f"{', '.join(losses)}; on a logarithmic scale where every value is positive and the largest ten times the "
+        "smallest.",
+    )  # fmt: skip
+    if iterates:
+        no_iteration = "No iteration has ended in this run yet."
+        return [
+            built(
+                "success", "Success rate", over(panels.draw_iterations, panels.ITERATIONS), no_iteration,
+                "Share of an iteration's sampled episodes that succeeded, at its end and under the policy of its "
+                "beginning, and evaluations with their 95 % intervals. Evaluations decide: their starts are held out.",
+            ),
+            built(
+                "groups", "Groups", panels.group_panels(metrics), no_iteration,
+                "Of each iteration: shares of groups that are mixed, whose outcomes differ, and that all their "
+                "episodes solved; how far its gradient steps moved the policy (approximate KL, clip fraction), or "
+                "FlowIPO's weights w; seconds of each stage, and environment steps per second of both.",
+            ),
+            *([intervention] if intervened else []),
+            loss,
+        ]  # fmt: skip
     return [
         built(
             "success", "Success rate", over(panels.draw_success, panels.UPDATES), no_episode,
@@ -138,11 +191,7 @@ def _figures(metrics: RunMetrics, limits: tuple[float, float] | None) -> list[Ht
             "return", "Return", over(panels.draw_return), no_episode,
             f"Undiscounted return of {n} episodes: the sum of an episode's rewards, and {rolling}.",
         ),
-        built(
-            "intervention", "Intervention share", over(panels.draw_intervention) if intervened else [], no_human,
-            f"Share of human steps, idle ones included, and of episodes with an intervention; {rolling}. Both should "
-            "fall as the policy learns.",
-        ),
+        intervention,
         built(
             "q-return", "Q against realised return",
             [panels.calibration_panel(limits), panels.draw_q_trend, panels.draw_q_train],
@@ -154,11 +203,7 @@ def _figures(metrics: RunMetrics, limits: tuple[float, float] | None) -> list[Ht
             "episodes, not decisions. Where a human intervened, the return is not the policy's own, and the squares "
             "leave it out as long as there are others. Right: means of an episode; values and targets in batches.",
         ),
-        built(
-            "losses", "Losses", [panels.loss_panel(key) for key in losses], no_training,
-            f"{', '.join(losses)}; on a logarithmic scale where every value is positive and the largest ten times the "
-            "smallest.",
-        ),
+        loss,
         built(
             "rates", "Rates and waits",
             [panels.draw_rates, panels.draw_waits, panels.draw_timers, panels.draw_replay], no_training,
@@ -169,13 +214,19 @@ def _figures(metrics: RunMetrics, limits: tuple[float, float] | None) -> list[Ht
     ]  # fmt: skip
 
 
-def _summary(metrics: RunMetrics, headline: str, limits: tuple[float, float] | None) -> bytes:
+def _summary(metrics: RunMetrics, headline: str, limits: tuple[float, float] | None, *, iterates: bool) -> bytes:
     losses = panels.loss_keys(metrics)
     axis = panels.AXES[0] if panels.has_changed(metrics, "env_steps") else panels.UPDATES
-    drawn: list[tuple[str, Draw]] = [
-        ("Success rate", panels.panel_over(panels.draw_success, axis)),
+    success: Callable[..., bool] = panels.draw_success
+    more: list[tuple[str, Draw]] = [
         ("Intervention share", panels.panel_over(panels.draw_intervention, panels.AXES[0])),
         ("Q against realised return", panels.calibration_panel(limits)),
+    ]
+    if iterates:
+        success, more = panels.draw_iterations, [("Groups", panels.draw_group_shares), ("Change", panels.draw_change)]
+    drawn: list[tuple[str, Draw]] = [
+        ("Success rate", panels.panel_over(success, axis)),
+        *more,
         (losses[0], panels.loss_panel(losses[0])) if losses else ("Losses", lambda ax, metrics: False),
     ]
     with new_figure(14, 10, dpi=100) as picture:
@@ -229,9 +280,10 @@ def _evaluations(metrics: RunMetrics, run: Path) -> Html:
     return table(_EVALUATION_COLUMNS, rows, "No evaluation has been made of this run yet.")
 
 
-def _events(metrics: RunMetrics) -> Html:
+def _events(metrics: RunMetrics, *, iterates: bool) -> Html:
     rows = [(format_duration(r["wall"]), f"{r['step']:,}", str(r.get("text", ""))) for r in metrics["event"]]
-    return table(("time", "critic updates", "event"), rows, "Nothing out of the ordinary was recorded.")
+    _, counted = panels.ITERATIONS if iterates else panels.UPDATES
+    return table(("time", counted, "event"), rows, "Nothing out of the ordinary was recorded.")
 
 
 def _human(last: Row, hz: float | None) -> str:
@@ -304,8 +356,9 @@ def differing_settings(configs: Sequence[dict[str, Any]]) -> list[tuple[str, ...
 
 
 def _side_by_side(names: Sequence[str], runs: Iterable[list[tuple[str, str]]]) -> Html:
-    rows = zip(*runs, strict=True)
-    return table(("", *names), [(row[0][0], *(value for _, value in row)) for row in rows])
+    values = [*map(dict, runs)]
+    rows = dict.fromkeys(name for of in values for name in of)
+    return table(("", *names), [(name, *(of.get(name, "") for of in values)) for name in rows])
 
 
 def _names(runs: Sequence[Path]) -> list[str]:
@@ -316,6 +369,8 @@ def _names(runs: Sequence[Path]) -> list[str]:
 
 def _curve(rows: Rows, value: str | Callable[[Row], float], *, rolling: bool = True) -> Curve:
     def curve(metrics: RunMetrics, key: str) -> tuple[np.ndarray, np.ndarray]:
+        if rolling and panels.iterations(metrics):  # whose episodes end in the order of their lengths
+            return np.empty(0), np.empty(0)
         chosen = rows(metrics)
         y = np.array([row[value] if isinstance(value, str) else value(row) for row in chosen], float)
         return panels.x_values(chosen, key), panels.rolling_mean(y) if rolling else y
@@ -328,8 +383,16 @@ def _evaluated(metrics: RunMetrics) -> list[Row]:
     return [row for row in rows if row.get("mode") == "mean"] or rows
 
 
+_of_iterations = _curve(panels.sampled, "group/success", rolling=False)
+_of_episodes = _curve(panels.judged_episodes, succeeded_alone)
+
+
+def _success(metrics: RunMetrics, key: str) -> tuple[np.ndarray, np.ndarray]:
+    return (_of_iterations if panels.iterations(metrics) else _of_episodes)(metrics, key)
+
+
 _PLOTS: tuple[tuple[str, str, str, Curve, bool], ...] = (  # title, y axis, caption, curve, whether it is a share
-    ("Success without intervention", "success", _ROLLING, _curve(panels.judged_episodes, succeeded_alone), True),
+    ("Success without intervention", "success", _ROLLING_OR_EACH, _success, True),
     (
         "Evaluations", "success", "Each at its checkpoint; intervals are in the runs' own reports.",
         _curve(_evaluated, "success_rate", rolling=False), True,
@@ -368,8 +431,9 @@ def _curves(
 
         return draw
 
-    axes = [panels.UPDATES, panels.AXES[0], panels.AXES[2]]
+    kinds = {panels.ITERATIONS if panels.iterations(metrics) else panels.UPDATES for metrics in runs}
+    axes = [*(kinds if len(kinds) == 1 else ()), panels.AXES[0], panels.AXES[2]]  # an iteration is no update
     moved = [axis for axis in axes if axis[0] == "wall" or any(panels.has_changed(run, axis[0]) for run in runs)]
     svg = panels_svg([panel(*axis) for axis in moved])
     alt = f"Line charts of {title.lower()} of {' and '.join(names)}."
-    return section(title, figure(svg, alt, caption) if svg else note("No run has recorded any."), key=title.split()[0])
+    return section(title, figure(svg, alt, caption), key=title.split()[0]) if svg else Html()

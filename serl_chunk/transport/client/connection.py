@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import zmq
@@ -19,7 +19,8 @@ from serl_chunk.transport.security.client import ConnectionFault, KeyExchange
 from serl_chunk.transport.security.keys import ClientKeys
 from serl_chunk.transport.wire import handshake
 from serl_chunk.transport.wire.handshake import CHANNELS, MAX_ARRAYS, Hello, RefusedError, Welcome
-from serl_chunk.types import SerlChunkError
+from serl_chunk.transport.wire.tickets import TicketRequest, decode_grant
+from serl_chunk.types import Grant, SerlChunkError
 from serl_chunk_robot.wire import codec
 from serl_chunk_robot.wire.codec import Limits, Message, WireError
 from serl_chunk_robot.wire.sockets import Waker, try_receive, try_send
@@ -170,6 +171,35 @@ class LearnerStatus:
             self.allowance = min(self.allowance, steps_recorded)
 
 
+class TicketClient:
+    """A session's newest request for tickets and the learner's newest answer. The network thread sends and receives."""
+
+    def __init__(self) -> None:
+        self.grant: Grant | None = None  # None: no answer came yet
+        self._request: TicketRequest | None = None
+        self._sent: TicketRequest | None = None
+
+    def request(self, held: Sequence[str], capacity: int) -> None:
+        """Replace the request; see `LearnerLink.request_tickets`."""
+        self._request = TicketRequest(-1, tuple(held), capacity)
+
+    def repeat(self) -> None:
+        """Send the request once more: it may be lost, and so may the answer."""
+        self._sent = None
+
+    def forget(self) -> None:
+        """Drop request and answer, which another run knows nothing of."""
+        self.grant = self._request = None
+
+    def send_request(self, send: Callable[..., bool], token: bytes, version: int) -> None:
+        """Send the request where it changed; `version`: newest snapshot that is complete here."""
+        request = self._request
+        if request is None or (request := request._replace(version=version)) == self._sent:
+            return
+        if send(handshake.TICKETS, token=token, **request._asdict()):
+            self._sent = request
+
+
 @dataclasses.dataclass
 class _Live:
     """A connection from the learner's welcome until it is lost."""
@@ -201,7 +231,7 @@ class Connection(LearnerStatus):
         self._config, self._address, self._hello = config, address, hello
         self._out, self._snapshots = out, SnapshotClient(config)
         self._timeout = AdaptiveTimeout(config.timeout_s, out.sender.flow, self._snapshots.flow)
-        self._closing = False
+        self._closing, self._tickets = False, TicketClient()
         self._live: _Live | None = None  # None while disconnected
         self._sockets = ClientSockets(config, address, keys)
         self._thread = threading.Thread(target=self._run, name="serl-chunk-link", daemon=True)
@@ -290,11 +320,11 @@ class Connection(LearnerStatus):
         if run != self.run:
             if self.run:
                 log.warning("another run: learner=%s run=%s previous=%s", self._address, run, self.run)
+            self._tickets.forget()
             # In this order, and first: the session that acts for the previous run ends when it sees this.
             self.welcome, self.run = None, run
             self._out.attach(run)
-        version = self._snapshots.version if run == self._snapshots.origin.run else -1
-        hello = self._hello._replace(run=run, version=version)
+        hello = self._hello._replace(run=run, version=self._version)
         if (spool := self._out.spool) is not None:
             hello = hello._replace(
                 session=spool.session, incarnation=spool.incarnation, first=spool.first, next=spool.next,
@@ -302,6 +332,11 @@ class Connection(LearnerStatus):
             )  # fmt: skip
         if not try_send(self._sockets["control"], hello.encode()):
             self._disconnect("no answer")
+
+    @property
+    def _version(self) -> int:
+        """Newest snapshot of this run that is complete here, -1 for none."""
+        return self._snapshots.version if self.run == self._snapshots.origin.run else -1
 
     def _on_welcome(self, message: Message) -> None:
         h = message.header
@@ -324,6 +359,7 @@ class Connection(LearnerStatus):
             self._give_up(why)
             return False
         self._ping(live, now)
+        self._tickets.send_request(self._sockets.send, live.token, self._version)
         self._snapshots.send_request(self._sockets.send, live.token)
         return not self._hello.demonstrations and self._snapshots.pump(self._sockets["snapshots"], live.token)
 
@@ -351,6 +387,7 @@ class Connection(LearnerStatus):
         if idle and self._timeout.is_over(now - live.connected_at):
             self._timeout.succeed()  # there is nothing to carry, and answers arrive
         live.ping_at = now + self._config.heartbeat
+        self._tickets.repeat()
         live.data_greeted = False  # where the greeting was lost with its connection
         self._sockets.send(handshake.PING, token=live.token, timeout_s=self._timeout.seconds)
 
@@ -392,6 +429,8 @@ class Connection(LearnerStatus):
         elif kind == handshake.REJOIN:
             if h.get("token") == live.token:
                 self._disconnect("the learner was restarted")
+        elif kind == handshake.GRANT:
+            self._tickets.grant = decode_grant(message)
         elif kind in (handshake.FETCHED, handshake.FETCH_FAILED):
             self._snapshots.receive_checkpoint(message)
         else:

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from serl_chunk.config.transport import TransportConfig
@@ -16,7 +16,8 @@ from serl_chunk.transport.client.outbox import Outbox, Spools
 from serl_chunk.transport.security.client import UnencryptedPeerError, enroll
 from serl_chunk.transport.security.keys import ClientKeys
 from serl_chunk.transport.wire.handshake import Hello, UnreachableError, Welcome, check_port
-from serl_chunk.types import ConfigError, SerlChunkError, Snapshot
+from serl_chunk.transport.wire.tickets import MAX_TICKETS
+from serl_chunk.types import ConfigError, Grant, SerlChunkError, Snapshot
 from serl_chunk_robot.wire import sockets
 
 log = logging.getLogger(__name__)
@@ -135,6 +136,25 @@ class LearnerLink(Connection):
                 raise
             except UnreachableError as e:
                 time.sleep(min(1.0, patience.check(str(e))))
+
+    def request_tickets(self, held: Sequence[str], capacity: int) -> None:
+        """Request tickets: the answer is in `grant`, again whenever it changes, until the next request.
+
+        A ticket of the answer that is not in `held` any more, because its episode ended, is answered until the learner
+        has its records: an episode that was recorded is not run again.
+
+        Args:
+            held: ids of the tickets that the actor has, and whose episodes have not ended. It leaves out those of an
+                older version than its policy's, and nothing else.
+            capacity: tickets that it can hold in all, at most `wire.tickets.MAX_TICKETS`.
+        """
+        self._tickets.request(held, min(capacity, MAX_TICKETS))
+        self._out.waker.wake()
+
+    @property
+    def grant(self) -> Grant | None:
+        """The newest answer: all tickets that the actor shall hold. None: none has come from this run."""
+        return self._tickets.grant
 
     def note_discard(self, episode_id: str) -> None:
         """See `actor.labels.DiscardNotes`: the note is on the disk of the spool a moment later."""

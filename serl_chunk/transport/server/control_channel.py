@@ -17,6 +17,7 @@ from serl_chunk.transport.server.sessions import RefuseError, ServerHandler, Ses
 from serl_chunk.transport.server.sockets import RateLimiter, ServerSockets, address_of
 from serl_chunk.transport.storage import journal
 from serl_chunk.transport.wire import handshake, snapshots
+from serl_chunk.transport.wire.tickets import TicketRequest, encode_grant
 from serl_chunk.types import ConfigError, SerlChunkError, Snapshot
 from serl_chunk_robot.wire import codec
 from serl_chunk_robot.wire.codec import Frame, Message, WireError
@@ -250,6 +251,9 @@ class ControlChannel:
             self._sessions.leave(session)
             retired_at = codec.field({"retired_at": None} | message.header, "retired_at", (int, type(None)))
             self._receiver.end_later(session, gone=False, retire=retired_at == session.state.expected)
+        elif message.kind == handshake.TICKETS:
+            session.connection.tickets = TicketRequest.decode(message)
+            self._grant(session, answer=True)
         elif message.kind == handshake.FETCH:
             self._snapshots.fetch(session, message)
         else:
@@ -343,6 +347,17 @@ class ControlChannel:
         fields = self._status_fields(session)
         self._sockets.send("control", session.connection.control_id, codec.encode(handshake.STATUS, fields))
 
+    def _grant(self, session: Session, *, answer: bool) -> None:
+        """Send the tickets that a session shall hold, where they changed or it waits for an answer."""
+        connection = session.connection
+        if connection.tickets is None:
+            return
+        grant = self._handler.tickets(session.info.session, *connection.tickets)
+        if grant is None or (grant == connection.grant_told and not answer):
+            return
+        if self._sockets.send("control", connection.control_id, encode_grant(grant)):
+            connection.grant_told = grant
+
     def receive_snapshots(self, identity: bytes, frames: list[Frame]) -> None:
         message = codec.decode(frames, self._limits)
         session = self._session(message, "snapshots", identity)
@@ -393,3 +408,4 @@ class ControlChannel:
         ):
             connection.finish_told = self.finished is not None
             self._status(session)
+        self._grant(session, answer=False)

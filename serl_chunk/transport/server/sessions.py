@@ -8,7 +8,7 @@ import dataclasses
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,8 @@ from serl_chunk.transport.storage.record_store import SessionState
 from serl_chunk.transport.wire import handshake
 from serl_chunk.transport.wire.handshake import Hello
 from serl_chunk.transport.wire.records import Assembly, Item
-from serl_chunk.types import Record, SerlChunkError, Snapshot
+from serl_chunk.transport.wire.tickets import TicketRequest
+from serl_chunk.types import Grant, Record, SerlChunkError, Snapshot
 
 TOKEN_BYTES = 16
 _MAX_TIMEOUTS = 20  # time-outs that an actor may ask for: a dead one must not hold its id for ever
@@ -59,6 +60,8 @@ class ActorConnection:
     snapshots_id: bytes = b""
     finish_told: bool = False
     allowance_told: int | None = None
+    tickets: TicketRequest | None = None  # the newest one
+    grant_told: Grant | None = None
     holds: int | None = None  # version of the snapshot it holds, while it waits for an announcement
     gap_told: dict[str, Any] | None = None  # what had arrived when a gap was last reported
 
@@ -288,8 +291,8 @@ class ServerHandler:
     """Takes what a server receives, and supplies what it sends; this one stores nothing and has no limits.
 
     The data thread calls `on_record` and `on_silent`: where they are slow, acknowledgements wait and nothing else. The
-    control thread calls `welcome`, `digests` and `busy`, both call `allowance`, and `fetch` has a thread of its own. An
-    unforeseen exception stops the server, but for one of `fetch`.
+    control thread calls `welcome`, `digests`, `tickets` and `busy`, both call `allowance`, and `fetch` has a thread of
+    its own. An unforeseen exception stops the server, but for one of `fetch`.
     """
 
     def welcome(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -313,6 +316,13 @@ class ServerHandler:
         """Steps, as delivered to `on_record`, that `session` may have recorded in all; None for no limit.
 
         Called often. Each change is sent: return the same while that suffices.
+        """
+        return None
+
+    def tickets(self, session: str, version: int, held: Sequence[str], capacity: int) -> Grant | None:
+        """Return the tickets that `session` shall hold, see `wire.tickets.TicketRequest`; None: there are none here.
+
+        Called often with the newest request. Each change is sent: return the same while nothing changes.
         """
         return None
 

@@ -28,14 +28,15 @@ CHANNELS = ("data", "snapshots", "control")  # ports p, p + 1, p + 2
 MAX_ARRAYS = 64  # of one message; an entry of a journal holds no more
 CREDIT_BYTES = 32 << 20  # unacknowledged data that an actor may have in flight
 # Kinds of control messages but for those of the handshake and of snapshots.
-WHO, PING, BYE, FETCH = "who", "ping", "bye", "fetch"  # actor -> learner
+WHO, PING, BYE, FETCH, TICKETS = "who", "ping", "bye", "fetch", "tickets"  # actor -> learner
 ENROL, ENROLLED = "enrol", "enrolled"  # a robot PC that joins -> learner, and its answer
 INSPECT, FINDINGS = "inspect", "findings"  # any peer that may connect -> learner, and its answer
 ECHO, ECHOED = "echo", "echoed"  # likewise
 IDENTITY = "identity"  # learner -> actor, before anything else: which run this is
 STATUS, REJOIN, FETCHED, FETCH_FAILED = "status", "rejoin", "fetched", "fetch_failed"  # learner -> actor
+GRANT = "grant"  # likewise, of tickets
 ACK = "ack"  # learner -> actor, on the data socket
-PROTOCOL = 8
+PROTOCOL = 9
 HELLO, WELCOME, REFUSED = "hello", "welcome", "refused"
 DEMONSTRATIONS = "demonstrations"  # array of a welcome, uint8[N, 8]: digests of those that the learner has
 _MAX_FIELDS = 256
@@ -127,7 +128,8 @@ def contract_of(header: Mapping[str, Any], name: str = "contract") -> dict[str, 
     return contract
 
 
-def _version(header: Mapping[str, Any], name: str) -> int:
+def version_of(header: Mapping[str, Any], name: str) -> int:
+    """Return the version of a snapshot in a header, -1 for none. Raises WireError."""
     version: int = codec.field(header, name, int)
     if not -1 <= version < 2**62:
         raise WireError(f"field {name!r} must be -1 or more, got {version}")
@@ -136,7 +138,7 @@ def _version(header: Mapping[str, Any], name: str) -> int:
 
 _CHECKS: codec.Checks = {  # of a Hello, after its `protocol`
     "contract": contract_of,
-    "version": _version,
+    "version": version_of,
     "session": functools.partial(codec.identifier, limit=64),
     "incarnation": codec.count,
     **dict.fromkeys(("actor_id", "run"), functools.partial(codec.identifier, limit=128)),

@@ -284,12 +284,13 @@ def test_layout_is_alohas(tmp_path, spec, make_episode):
         about = {name: file.attrs[name] for name in ("sim", "compress", "color", "hz")}
         assert about == {"sim": True, "compress": False, "color": "rgb", "hz": 50.0}
         assert list(file.attrs["cameras"]) == ["top", "wrist"]
-    write_episode(path, make_episode(spec, 5, decision_ticks=(0,), shared=(1, 4), lost={2: 151}), spec)
+    write_episode(path, make_episode(spec, 5, decision_ticks=(0,), shared=(1, 4), lost={2: 151}, ticket=""), spec)
     with h5py.File(path) as file:
         assert sorted(file["rl/decision"]) == ["chunk", "value"]
         assert file["rl/human_dims"][()].tolist() == [[0, 1, 0], [1, 0, 1]]
         assert (file["rl/human_dims"].dtype, file["rl/human_dims_index"].dtype) == (np.uint8, np.int32)
         assert file["rl/lost_ticks"][()].tolist() == [0, 0, 151, 0, 0]
+        assert (file["rl"].attrs["init_state"], "ticket" in file["rl"].attrs) == (b"init-3", False)
 
 
 def test_only_the_chosen_cameras_are_read(tmp_path, spec, make_episode):

@@ -21,8 +21,8 @@ from serl_chunk.config.outcome import OutcomeConfig
 from serl_chunk.config.overrides import to_dict
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.runs.folder import CONFIG, FORMAT
-from serl_chunk.runs.metrics import METRICS_FILE, Counters, MetricsLog, RunMetrics, read_metrics
-from serl_chunk.runs.report import panels, tables
+from serl_chunk.runs.metrics import KINDS, METRICS_FILE, Counters, MetricsLog, RunMetrics, read_metrics
+from serl_chunk.runs.report import panels, report, tables
 from serl_chunk.runs.report.panels import binned, decisions, value_range
 from serl_chunk.runs.report.report import build_comparison, build_report
 from serl_chunk.runs.report.tables import robot_time
@@ -90,6 +90,25 @@ def write_run(run, episodes=30, human=True, train=True, evaluate=True):
                 for mode, rate in (("mean", 0.97), ("sampled", 0.9)):
                     log.evaluation(at, success_rate=rate, n=100, low=0.915, high=0.99, mode=mode, mean_time_s=1.5,
                                    mean_length=75.0, checkpoint=at.step)  # fmt: skip
+    return run
+
+
+def write_iterations(run, figures, tasks="ab"):
+    """Two iterations of four groups of two episodes each, of which the last ones to end are failures."""
+    now = [0.0]
+    with MetricsLog(run, wandb_project=None, wandb_name="", config={}, clock=lambda: now[0]) as log:
+        for i in range(2):
+            now[0] += 60
+            at = Counters(i, 800 * (i + 1), 0)
+            for k in range(8):
+                log.episode(at, actor_id="a", ret=float(k < 3), length=100, succeed=k < 3, phase="train", number=k + 1)
+            values = {"group/success": 3 / 8, "group/groups": 4, "group/mixed": 2, "group/solved": i,
+                      "group/given_up": 0, "group/reissued": 0, "group/dropped": 0, "group/mastered": 0,
+                      "time/collect_s": 9.0, "time/train_s": 3.0, "rates/env_steps_per_s": 80.0}  # fmt: skip
+            values |= {f"group/success/{task}": 0.5 for task in tasks}
+            log.train(at._replace(step=i + 1), values | figures)
+        log.evaluation(Counters(0, 0, 0), success_rate=0.2, n=10, low=0.05, high=0.51, mode="mean", checkpoint=0)
+    write_config(run, {"name": "x", "agent": {"kind": "group"}, "group": {"size": 2}, "robot": {"control_hz": 10.0}})
     return run
 
 
@@ -185,6 +204,44 @@ def test_the_page_has_the_runs_figures_and_films_and_needs_nothing_but_itself(fu
     assert (full.parent / "report.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_iterations_on_groups_have_figures_of_their_own(tmp_path):
+    page = Page(build_report(write_iterations(tmp_path, RATIOS)))
+    headline = {
+        "Success of sampled episodes, last iteration": "37.5 %; first iteration: 37.5 %",
+        "Groups, last iteration": "4: 2 mixed, 1 solved",
+        "Iterations": "2",
+        "Successes per 10 min, last 8 episodes": "22.5",  # of 20 all would be counted
+    }
+    assert page.headline | headline == page.headline
+    assert not {"Human ticks", "Critic updates", "Successes in a row, without intervention"} & page.headline.keys()
+    assert set(page.images) == {"success", "groups", "losses"}
+    assert not {"return", "intervention", "q-return", "rates"} & page.texts.keys()
+    begun = dict(report.headline(RunMetrics({kind: [] for kind in KINDS}), {"agent": {"kind": "group"}}))
+    assert (begun["Iterations"], begun["Groups, last iteration"]) == ("0", "none yet")
+
+
+RATIOS = {"actor/approx_kl": 0.02, "actor/clip_fraction": 0.1, "actor/ppo_loss": 0.1}
+WEIGHTS = {f"actor/mean_weight{of}": 0.5 for of in ("", "_successes", "_failures")}
+ALWAYS = [["mixed", "solved"], ["collecting", "training"], ["environment steps"]]
+
+
+@pytest.mark.parametrize(("figures", "tasks", "more"), [
+    ({}, "a", []),
+    (RATIOS, "ab", [["approximate KL", "clip fraction"], ["a", "b"]]),
+    (WEIGHTS | {"group/reissued": 3}, "a",
+     [["w of all", "w of successes", "w of failures"], ["mastered", "reissued", "dropped", "given up"]]),
+])  # fmt: skip
+def test_panels_of_groups_are_of_what_is_recorded(figures, tasks, more, tmp_path):
+    metrics, labels = read_metrics(write_iterations(tmp_path, figures, tasks)), []
+    for draw in panels.group_panels(metrics):
+        ax = Figure().subplots()
+        assert draw(ax, metrics)
+        labels.append([curve.get_label() for curve in ax.lines])
+    assert sorted(labels) == sorted([*ALWAYS, *more])
+    x, y = line(panels.draw_iterations, metrics, "sampled episodes", "env_steps")
+    assert (list(x), list(y)) == ([800, 1600], [3 / 8, 3 / 8])
+
+
 def test_an_empty_run_has_a_page_and_a_damaged_or_missing_one_is_named(tmp_path):
     (tmp_path / METRICS_FILE).write_text("")
     page = Page(build_report(tmp_path))
@@ -198,14 +255,17 @@ def test_an_empty_run_has_a_page_and_a_damaged_or_missing_one_is_named(tmp_path)
 
 
 def test_runs_are_compared_on_one_page(tmp_path):
-    runs = [write_run(tmp_path / name, episodes=n) for name, n in (("a", 30), ("b", 12))]
+    (tmp_path / "b").mkdir()
+    runs = [write_run(tmp_path / "a"), write_iterations(tmp_path / "b", {})]
     for run, lr in zip(runs, (1e-3, 3e-4), strict=True):
         write_config(run, {"name": "x", "agent": {"kind": "acfql", "lr": lr, "candidates": 8}, "run_id": run.name})
     path = build_comparison(runs)
     assert path == runs[0] / "report_vs_b.html"
     page = Page(path)
     assert page.texts["configuration"].strip().endswith("settingabagent.lr0.0010.0003")
-    assert "Environment steps3,0001,200" in page.texts["numbers"].replace("\n", "")
+    for words in ("Critic updates290", "Iterations2", "Environment steps3,0001,600"):  # what a run has none of is empty
+        assert words in page.texts["numbers"].replace("\n", "")
+    assert "critic updates" not in svg_of(page, "Success")
     with pytest.raises(ConfigError, match=naming("run_dirs", runs[0])):
         build_comparison([runs[0], runs[0]])
 

@@ -16,7 +16,18 @@ from serl_chunk.transport.wire import handshake, records, snapshots
 from serl_chunk.transport.wire.handshake import Hello, LearnerStatus, RefusedError
 from serl_chunk.transport.wire.records import PART, decode_part, encode_part
 from serl_chunk.transport.wire.snapshots import Manifest
-from serl_chunk.types import Amend, Begin, ConfigError, PolicyOrigin, SerlChunkError, Snapshot, StepBlock
+from serl_chunk.transport.wire.tickets import TicketRequest, decode_grant, encode_grant
+from serl_chunk.types import (
+    Amend,
+    Begin,
+    ConfigError,
+    Grant,
+    PolicyOrigin,
+    SerlChunkError,
+    Snapshot,
+    StepBlock,
+    Ticket,
+)
 from serl_chunk_robot.wire import codec
 from serl_chunk_robot.wire.codec import Limits, Message, WireError
 
@@ -36,6 +47,7 @@ def _receive(message: Message) -> None:
     pull.receive(message)
 
 
+TICKET = Ticket(0, 1, 2, 3, "push", "seed-4", 5, 6, 7.0)
 MANIFEST = {"version": 1, "info": {}, "leaves": [["w", "float32", [3], b"0" * 16]], "narrowed": []}
 PIECES = {"ranges": [[DIGEST, 0, 12]]}
 SOUND = {
@@ -50,6 +62,8 @@ SOUND = {
     "part": Message(PART, {"first": 3, "span": 24, "sizes": [110], "offset": 10}, {"data": np.zeros(100, np.uint8)}, 0),
     "manifest": Message("manifest", {**MANIFEST, **PolicyOrigin()._asdict()}, {}, 0),
     "pull": Message("pull", PIECES, {}, 0),
+    "tickets": Message("tickets", TicketRequest(-1, ("0.0.0.0",), 3)._asdict() | {"held": ["0.0.0.0"]}, {}, 0),
+    "grant": codec.decode(encode_grant(Grant((TICKET,), "")), LIMITS),
     "piece": Message("piece", PIECES, {"0": np.zeros(12, np.uint8)}, 0),
 }
 DECODERS = {
@@ -59,6 +73,8 @@ DECODERS = {
     "manifest": Manifest.decode,
     "pull": lambda message: answer_pull(message, [LEAF], 1000),
     "piece": _receive,
+    "tickets": TicketRequest.decode,
+    "grant": decode_grant,
 }
 GONE = ...  # in place of a value
 F4, I4, U1 = np.float32, np.int32, np.uint8
@@ -142,6 +158,26 @@ HOSTILE = [
     ("pull", {"ranges": [[DIGEST, 0, 13]]}),
     ("pull", {"ranges": [[DIGEST, 0, 12]] * 65}),
     ("pull", {"ranges": [[DIGEST, 0, 1000]] * 2}),
+    ("tickets", {"version": -2}, "version", -2),
+    ("tickets", {"held": "0.0.0.0"}, "held", "list", "str"),
+    ("tickets", {"held": ["0"] * 257}, "held", 257, 256),
+    *[("tickets", {"held": [value]}, "held") for value in ("x" * 65, "\x1b", 1)],
+    *[("tickets", {"capacity": value}, "capacity") for value in (-1, 257, None)],
+    ("grant", {"tickets": [[*TICKET]] * 257}, "tickets", 257, 256),
+    ("grant", {"tickets": [[*TICKET][:-1]]}, "tickets", "init_state"),
+    *[
+        ("grant", {"tickets": [list(TICKET._replace(**{name: value}))]}, name)
+        for name, value in (
+            ("slot", -1),
+            ("task", "x" * 501),
+            ("init_state", "\n"),
+            ("version", None),
+            ("seed", 0.5),
+            ("lease", 0.0),
+            ("lease", float("inf")),
+        )
+    ],
+    ("grant", {"waiting": None}, "waiting"),
     ("piece", {"0": GONE}),
     ("piece", {"0": np.zeros(11, U1)}),
 ]

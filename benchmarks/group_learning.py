@@ -1,0 +1,167 @@
+"""Clones that their own outcomes improve: success over iterations, steps and time, paired with the clone.
+
+A clone of scripted demonstrations is trained once for each seed, and each rule starts from it: a learner and its actors
+are real processes of the product. Mean policies are evaluated on starts that nothing was chosen on (`--validation`: on
+those that settings are chosen on). `--shuffled` shuffles the outcomes of every iteration's episodes: what is learnt
+then is drift. A finished run is not run again, an interrupted one goes on:
+
+    python benchmarks/group_learning.py --preset ript-flow-sde --seeds 11,12,13 --json group_learning.json
+    python benchmarks/group_learning.py --preset ript-flow-sde --seeds 11 --shuffled --json group_learning.json
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from support import learning
+from support.cli_args import keep_plan
+from support.learning import Trained
+from support.results import Checkpoint, Run, read, write
+
+from serl_chunk.cli.learner import train_offline
+from serl_chunk.config.agents.bc import BcConfig
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.loader import load_experiment
+from serl_chunk.config.presets import configured
+from serl_chunk.evaluation.results import paired_difference
+from serl_chunk.evaluation.rollouts import evaluate
+from serl_chunk.fleet.local import PROGRAM, run_both
+from serl_chunk.learner.building import RunOptions
+from serl_chunk.robots.registry import make_env
+from serl_chunk.runs.metrics import read_metrics
+from serl_chunk.types import VALIDATION_SEED_BASE
+from serl_chunk.viz import plots
+
+STARTS = 600_000  # of evaluations here; nothing was tuned on them
+SHUFFLED = Path(__file__).parent / "support" / "shuffled_learner.py"
+CLONE_UPDATES = 8_000
+
+
+def clone_of(task: str, policy: str, demos: int, seed: int, out: Path, joint_noise: float) -> Path:
+    """Return the run folder of a clone of so many scripted demonstrations, trained once."""
+    base = load_experiment(task)
+    agent = BcConfig(policy=policy, policy_updates=1, bc_joint_noise=joint_noise)  # type: ignore[arg-type]
+    loop = dataclasses.replace(
+        base.learner, pretrain_steps=0, offline_steps=CLONE_UPDATES, online_steps=0, checkpoint_period=0
+    )
+    actor = dataclasses.replace(base.actor, intervention="none")
+    config = dataclasses.replace(base, seed=seed, agent=agent, learner=loop, actor=actor)
+    recorded = out / f"{task}_demos_{demos}_{seed}"
+    learning.record(config, demos, recorded, learning.NOISE[task])
+    run = out / f"{task}_clone_{policy}_{demos}_{joint_noise:g}_{seed}"
+    if (Trained(config, run).store.newest() or 0) < CLONE_UPDATES:
+        train_offline(config, RunOptions([str(recorded)], str(run)))
+    return run
+
+
+def train(config: ExperimentConfig, run: Path, words: Sequence[str], *, shuffled: bool) -> Trained:
+    """Train a run by a learner and its actors to its last iteration. Raises SystemExit where that failed."""
+    run.parent.mkdir(parents=True, exist_ok=True)
+    keep_plan(run.with_name(f"{run.name}.plan"), [*words, shuffled], run)
+    trained = Trained(config, run)
+    if (trained.store.newest() or 0) < config.group.iterations:
+        program = (sys.executable, str(SHUFFLED)) if shuffled else PROGRAM
+        if run_both([*words, "--checkpoint_path", str(run)], pin=False, ip="127.0.0.1", program=program) != 0:
+            raise SystemExit(f"{run} failed; run the same command again to go on")
+    return trained
+
+
+def successes(trained: Trained, step: int, episodes: int, starts: int, envs: Sequence[Any]) -> list[bool]:
+    """Return which of the starts the mean policy of a checkpoint succeeds from."""
+
+    def found() -> list[bool]:
+        policy, _ = trained.policy(step)
+        result = evaluate(trained.env, policy, trained.config, n=episodes, seed_base=starts, others=envs)
+        return [bool(summary.success) for summary in result.summaries]
+
+    return trained.kept(f"mean_{starts}_{step}_{episodes}", found)
+
+
+def draw(runs: Sequence[Run], file: Path) -> None:
+    """Draw the mean policy's success of all runs, over environment steps and over time, as PNG."""
+    names = list(dict.fromkeys(run.name for run in runs))
+    colours = dict(
+        zip(names, (plots.BLUE, plots.VERMILLION, plots.GREEN, plots.PURPLE, plots.SKY, plots.INK) * 3, strict=False)
+    )
+    with plots.new_figure(11, 4) as figure:
+        for ax, of, label in zip(
+            figure.subplots(1, 2), ("env_steps", "wall"), ("environment steps, millions", "minutes of training"),
+            strict=True,
+        ):  # fmt: skip
+            scale = 1e6 if of == "env_steps" else 60.0
+            for run in runs:
+                x = [(getattr(c, of) or 0) / scale for c in run.checkpoints]
+                first = run is next(r for r in runs if r.name == run.name)
+                ax.plot(x, [c.rate for c in run.checkpoints], color=colours[run.name], label=run.name if first else "")
+            plots.percent_axis(ax, "success, mean policy")
+            ax.set_xlabel(label)
+        plots.add_legend(ax, "lower right")
+        file.write_bytes(plots.to_png(figure))
+
+
+def main() -> None:
+    p = learning.parser(__doc__, "benchmark_groups", of="of the rule", seeds="11", episodes=200)
+    p.add_argument("--preset", default="ript-flow-sde")
+    p.add_argument("--task", default="fake_aloha", choices=learning.NOISE)
+    p.add_argument("--policy", default="flow", help="of the clone")
+    p.add_argument("--clone", type=Path, help="start from this run instead of a clone of scripted demonstrations")
+    p.add_argument("--demos", type=int, default=10, help="demonstrations")
+    p.add_argument("--joint_noise", type=float, default=0.0, help="agent.bc_joint_noise of the clone")
+    p.add_argument("--n_envs", type=int, default=64)
+    p.add_argument("--every", type=int, default=10, help="iterations between checkpoints that are evaluated")
+    p.add_argument("--shuffled", action="store_true", help="shuffle the outcomes of each iteration")
+    p.add_argument("--validation", action="store_true", help="evaluate on the starts that settings are chosen on")
+    p.add_argument("--name", default="", help="of these settings, in the results and in the folder")
+    p.add_argument("--plot", type=Path, help="draw the runs in --json's file, as PNG")
+    args = learning.arguments(p)
+    if args.plot and not args.json:
+        p.error("--plot draws what is in the file of --json: give that")
+    name = (args.name or args.preset) + (", shuffled" if args.shuffled else "")
+    starts = VALIDATION_SEED_BASE if args.validation else STARTS
+    for seed in args.seeds:
+        clone = args.clone or clone_of(args.task, args.policy, args.demos, seed, args.out, args.joint_noise)
+        given = [("seed", str(seed)), ("learner.start_from", str(clone)), ("learner.pretrain_steps", "0"),
+                 ("group.eval_every", "0"), ("learner.keep_checkpoints", "1000"), *args.overrides]  # fmt: skip
+        config = configured(load_experiment(args.task), given, preset=args.preset)
+        words = ["--exp_name", args.task, "--preset", args.preset, "--debug", "--launched_with_learner",
+                 "--n_envs", str(args.n_envs), *(f"--config.{path}={value}" for path, value in given)]  # fmt: skip
+        slug = f"{args.task}_{name}_{args.demos}_{seed}".replace(", ", "_").replace(" ", "_")
+        trained = train(config, args.out / slug, words, shuffled=args.shuffled)
+        envs = [make_env(config.robot) for _ in range(min(args.n_envs, args.episodes) - 1)]
+        walls = {row["step"]: row["wall"] for row in read_metrics(trained.run)["train"]}
+        of, points = {}, []
+        for step in sorted({*range(0, config.group.iterations, args.every), config.group.iterations}):
+            of[step] = np.array(successes(trained, step, args.episodes, starts, envs))
+            meta = trained.store.restore_policy(step).meta
+            kind = "validation" if args.validation else "reported"
+            points.append(Checkpoint(step, int(of[step].sum()), args.episodes, kind, meta["env_steps"], 0,
+                                     wall=walls.get(step, 0.0)))  # fmt: skip
+            print(f"{slug}: iteration {step}, {meta['env_steps']:,} steps, {100 * of[step].mean():.0f} %", flush=True)
+        gain = paired_difference(of[0], of[config.group.iterations])
+        rows = read_metrics(trained.run)["train"]
+        figures = {
+            "gain": gain.mean,
+            "gain_low": gain.low,
+            "gain_high": gain.high,
+            "gradient_steps": float(sum(row.get("group/gradient_steps", 0) for row in rows)),
+            "sampled_first": rows[0].get("group/success", 0.0),
+            "sampled_last": rows[-1].get("group/success", 0.0),
+        }
+        means = ("actor/mean_weight", "actor/mean_weight_successes", "actor/mean_weight_failures")
+        figures |= {key: float(np.mean([row[key] for row in rows if key in row])) for key in means if key in rows[-1]}
+        print(f"{slug}: {100 * gain.mean:+.0f} points ({100 * gain.low:+.0f} .. {100 * gain.high:+.0f})", flush=True)
+        for env in envs:
+            env.close()
+        if args.json:
+            write(args.json, [Run(name, seed, args.task, args.set, points, figures)], join=True)
+    if args.plot:
+        draw(read(args.json).runs, args.plot)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Training in iterations on groups of episodes: advantages, rows, and the agent."""

@@ -1,0 +1,1 @@
+"""Groups of episodes for training in iterations: their starts, their tickets, and what was collected."""

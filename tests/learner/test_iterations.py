@@ -1,0 +1,40 @@
+"""What a trainer in iterations shows of them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from learner_tools import learner_of, let_go
+from point_robot import experiment
+
+from serl_chunk.config.presets import configured
+from serl_chunk.learner.groups.collector import Collected
+from serl_chunk.learner.schedule import Phase
+from serl_chunk.learner.training_stats import TrainingStats
+from serl_chunk.runs.status_line import format_status
+
+COUNTERS = {"success": 0.42, "groups": 8.0, "mixed": 3.0, "solved": 1.0}
+
+
+def test_an_iteration_is_shown_by_its_sampled_success(tmp_path, caplog, monkeypatch):
+    caplog.set_level("INFO")
+    config = configured(experiment(), preset="ript-flow-sde")
+    config = dataclasses.replace(
+        config,
+        learner=dataclasses.replace(config.learner, pretrain_steps=0),
+        group=dataclasses.replace(config.group, iterations=2, eval_every=0),
+    )
+    learner = learner_of(config, None, tmp_path / "run")
+    ended = Collected(0, "all were tried", [], [], "none is mixed", "", COUNTERS)
+    while learner.trainer.phase is not Phase.COLLECT:
+        learner.work()
+    monkeypatch.setattr(learner.trainer.collector, "poll", lambda: ended)
+    monkeypatch.setattr(TrainingStats, "success_without_intervention", 0.2)
+    for _ in range(2):
+        learner.work()
+    shown = format_status("collect", learner.status())
+    let_go(learner)
+    assert "1 iteration done: sampled success 42.0%, 3 of 8 groups mixed, 0 gradient steps, " in caplog.text
+    assert "collect 1/2 | 0 env steps" in shown
+    assert "sampled success 42% (of the last iteration)" in shown
+    assert not any(words in shown for words in ("step 1", "without intervention", "updates/s"))
