@@ -48,6 +48,10 @@ _RIPT: dict[str, Any] = {
     "eval_every": 1, "mastered": 8, "weigh": "episode",
 }  # fmt: skip
 _RIPT_AGENT: dict[str, Any] = {"iteration_lr": 5e-5}
+# docs/algorithms/groups.md: what a flow's clone learns by, and does not drift without a signal.
+_RIPT_END: dict[str, Any] = {
+    "density": "end", "sigma": 0.05, "minibatch": 4096, "groups": 64, "max_groups": 64, "iterations": 70,
+}  # fmt: skip
 SAC_WIDTH = 256  # of a layer of RLPD's and HIL-SERL's networks
 
 Changes = dict[str, Any]  # fields of an ExperimentConfig -> their new values
@@ -225,6 +229,8 @@ PRESETS: dict[str, Preset] = {
          lambda c, g: _hg_dagger(c, "flow")),
         ("ript", "RIPT-VLA: groups of 8, leave-one-out, clipped ratios of each action of a Laplace head",
          lambda c, g: _groups(c, {"policy": "laplace"} | _RIPT_AGENT, _RIPT, 4)),
+        ("ript-flow-end", "as ript, with a flow whose chunks are sampled with noise at their end: begin with it",
+         lambda c, g: _groups(c, {"iteration_lr": 2e-4}, _RIPT_END)),
         ("ript-flow-sde", "as ript, with a flow that takes one random step in each decision",
          lambda c, g: _groups(c, {}, {})),
         ("flow-ipo", "FlowIPO: velocities between the sample's and a reference's, by the episode's outcome",
@@ -310,7 +316,7 @@ def _without_adaptive(config: ExperimentConfig) -> Changes:
 
 COMPAT = ("qc", "openpi")
 _NO_DAGGER = "the published code has no HG-DAgger, and its sampler draws no interventions"
-OF_GROUPS = ("ript", "ript-flow-sde", "flow-ipo", "filtered-bc")
+OF_GROUPS = ("ript", "ript-flow-end", "ript-flow-sde", "flow-ipo", "filtered-bc")
 NOT_OF_COMPAT = {  # presets of which Q-chunking's code has no version
     "bc-gaussian": "the published code has no Gaussian clone",
     "hg-dagger": _NO_DAGGER,
