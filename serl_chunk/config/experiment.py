@@ -398,8 +398,10 @@ class ExperimentConfig(Group):
             require(self.actor.delay_ticks <= DELAY_MAX, "actor.delay_ticks",
                 f"must be at most {DELAY_MAX} with agent.flow.train_delay=sampled, got {self.actor.delay_ticks}: the "
                 "policy would act with more committed actions than it trained with. Use recorded.")
-
         if isinstance(agent, GroupAgentConfig):
+            others = ", ".join(task for task in self.group.tasks if task != self.robot.task)
+            require(not others, "group.tasks",
+                f"this robot has one task, {self.robot.task!r}, got {others}. Leave it out.")
             agent.check_sampling(self.group)
             self._check_iterations()
 

@@ -270,6 +270,8 @@ def configured(
             changes |= _compat_changes(config, agent, chunk, compat, discount)
     changes |= _composed_anew(changes.get("agent", config.agent), overrides)
     _check_single_actions(preset or config.preset, changes.get("chunk", config.chunk).horizon, overrides)
+    if given.get("learner.start_from") and "learner.pretrain_steps" not in given:  # its policy is trained already
+        overrides = [*overrides, ("learner.pretrain_steps", "0")]
     return apply_overrides(config, overrides, changes)
 
 

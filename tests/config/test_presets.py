@@ -45,6 +45,12 @@ def test_what_follows_from_the_discount_follows_from_the_one_given(preset):
     assert configured(BASE, preset=preset).reward.failure_reward == -1.0 / (1 - BASE.discount)
 
 
+def test_a_policy_to_start_from_is_not_pretrained_unless_that_is_said():
+    started = [("learner.start_from", "runs/clone")]
+    steps = lambda *more: configured(BASE, [*started, *more], preset="ript-flow-end").learner.pretrain_steps  # noqa: E731
+    assert (steps(), steps(("learner.pretrain_steps", "7"))) == (0, 7)
+
+
 def test_the_result_alone_is_validated():
     late = dataclasses.replace(BASE, actor=ActorConfig(delay_ticks=2))
     with pytest.raises(ConfigError, match=naming("actor.delay_ticks", 2, "chunk.execute_steps", 1)):
