@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
 from learner_tools import learner_of, let_go
 from point_robot import experiment
 
 from serl_chunk.config.presets import configured
 from serl_chunk.learner.groups.collector import Collected
 from serl_chunk.learner.schedule import Phase
+from serl_chunk.learner.trainers import iterations
 from serl_chunk.learner.training_stats import TrainingStats
 from serl_chunk.runs.status_line import format_status
+from serl_chunk.types import ConfigError
 
+CONFIG = configured(experiment(), [("learner.pretrain_steps", "0")], preset="ript-flow-sde")
 COUNTERS = {"success": 0.42, "groups": 8.0, "mixed": 3.0, "solved": 1.0}
 
 
 def test_an_iteration_is_shown_by_its_sampled_success(tmp_path, caplog, monkeypatch):
     caplog.set_level("INFO")
-    config = configured(experiment(), preset="ript-flow-sde")
     config = dataclasses.replace(
-        config,
-        learner=dataclasses.replace(config.learner, pretrain_steps=0),
-        group=dataclasses.replace(config.group, iterations=2, eval_every=0),
+        CONFIG,
+        group=dataclasses.replace(CONFIG.group, iterations=2, eval_every=0),
     )
     learner = learner_of(config, None, tmp_path / "run")
     ended = Collected(0, "all were tried", [], [], "none is mixed", "", COUNTERS)
@@ -38,3 +40,9 @@ def test_an_iteration_is_shown_by_its_sampled_success(tmp_path, caplog, monkeypa
     assert "collect 1/2 | 0 env steps" in shown
     assert "sampled success 42% (of the last iteration)" in shown
     assert not any(words in shown for words in ("step 1", "without intervention", "updates/s"))
+
+
+def test_an_iteration_that_memory_cannot_hold_is_refused_before_it_begins(tmp_path, monkeypatch):
+    monkeypatch.setattr(iterations, "available_bytes", lambda: 100_000)
+    with pytest.raises(ConfigError, match=r"96 groups of 8 have up to 3,840 decisions, which take .*KiB \(98 KiB are"):
+        learner_of(CONFIG, None, tmp_path / "run")

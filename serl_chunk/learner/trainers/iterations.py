@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -13,13 +14,17 @@ import numpy as np
 from serl_chunk.agents.groups.agent import GroupAgent
 from serl_chunk.agents.groups.rows import Episodes, GroupRows, minibatches, uncredited
 from serl_chunk.agents.state import Metrics
-from serl_chunk.io import Waiting, plural
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.fields import require
+from serl_chunk.data.preprocess import Preprocess
+from serl_chunk.io import Waiting, format_bytes, plural
 from serl_chunk.learner.groups.collector import Collected, Collector
 from serl_chunk.learner.groups.scheduler import GroupScheduler
 from serl_chunk.learner.groups.starts import Memory, make_starts
 from serl_chunk.learner.offline_data import InitialData
 from serl_chunk.learner.schedule import Phase
 from serl_chunk.learner.trainers.pretraining import PretrainingTrainer
+from serl_chunk.replay.memory import available_bytes
 from serl_chunk.runs.status_line import StatusFields
 
 if TYPE_CHECKING:
@@ -54,6 +59,7 @@ class IterationTrainer(PretrainingTrainer):
     def __init__(self, learner: Learner, data: InitialData, *, threaded: bool, step: int | None) -> None:
         super().__init__(learner, data, threaded=threaded, step=step)
         config = learner.config
+        _check_memory(config, learner.preprocess)
         self._group, tasks = config.group, config.group.tasks or (config.robot.task,)
         begins = [demo.begin for demo in data.demos]
         self._starts = make_starts(config.group, tasks, config.seed, demos=begins, saved=data.saved_states)
@@ -249,3 +255,16 @@ def _in_words(figures: Mapping[str, float]) -> str:
         f"{figures['time/collect_s']:.1f} s of collecting, {figures['time/train_s']:.1f} s of training",
     ]
     return ", ".join(filter(None, parts))
+
+
+def _check_memory(config: ExperimentConfig, preprocess: Preprocess) -> None:
+    """Raise ConfigError where the decisions of the largest iteration, and their copy in one piece, do not fit."""
+    group, normaliser = config.group, preprocess.normaliser
+    decisions = group.max_groups * group.size * math.ceil(config.robot.max_episode_steps / config.chunk.executed)
+    numbers = normaliser.state_mean.size + 6 * normaliser.centre.size  # a record has up to five chunks
+    row = 4 * numbers + sum(3 * camera.height * camera.width for camera in preprocess.cameras)
+    needed, free = 2 * decisions * row, available_bytes()
+    require(free is None or needed <= free, "group.max_groups",
+        f"{group.max_groups} groups of {group.size} have up to {decisions:,} decisions, which take "
+        f"{format_bytes(needed)} ({format_bytes(free or 0)} are free). Lower it or group.size, or show the agent "
+        "smaller frames (agent.encoder.frame_size)")  # fmt: skip
