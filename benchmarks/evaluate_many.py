@@ -21,7 +21,7 @@ from serl_chunk.actor.recorder import NullSink
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.cli.evaluation import checkpoints_of_run
 from serl_chunk.config.loader import load_experiment
-from serl_chunk.config.overrides import apply_overrides
+from serl_chunk.config.presets import configured
 from serl_chunk.evaluation.rollouts import EVAL_SEED_BASE, evaluate, policy_of
 from serl_chunk.robots.registry import make_env
 from serl_chunk.runs.folder import read_config
@@ -36,7 +36,9 @@ def main() -> None:
     add_settings(parser, "of the run's experiment")
     args = parser.parse_args()
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # before JAX starts its threads
-    config = apply_overrides(load_experiment(read_config(args.run)["name"]), settings(parser, args.set))
+    recorded = read_config(args.run)
+    given = settings(parser, args.set)
+    config = configured(load_experiment(recorded["name"]), given, preset=recorded["preset"] or None)
     sizes = [int(text) for text in args.n_envs.split(",")]
     with contextlib.ExitStack() as stack:
         envs = [make_env(config.robot, evaluating=True) for _ in range(max(sizes))]

@@ -53,7 +53,7 @@ class Ways:
 
     def __init__(self, run: Path) -> None:
         recorded = read_config(run)
-        config = configured(load_experiment(recorded["name"]), preset=recorded["preset"])
+        config = configured(load_experiment(recorded["name"]), preset=recorded["preset"] or None)
         self._config = config = dataclasses.replace(config, actor=ActorConfig())
         checkpoint, spec = next(CheckpointStore(run).policies()), robot_spec(config.robot)
         preprocess = Preprocess.restored(config, spec, checkpoint.meta, checkpoint.normaliser)

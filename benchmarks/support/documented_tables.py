@@ -156,6 +156,11 @@ TABLES = {
         _seed,
         {"file": "transfer_cube_online", "run": "aloha_transfer_cube human_data, 30 demonstrations"},
     ),
+    "groups": Table(
+        [*((show.plain_percent, _at(n)) for n in (0, 10, 20, 40, 60, 70)), (show.field("wall", 60), _LAST)],
+        lambda label: {"run": "end, shuffled" if "shuffled" in label else "end", **_seed(label)},
+        {"file": "group_learning"},
+    ),
     "hg-dagger": Table(
         [*((show.plain_percent, _at(n)) for n in range(0, 14_000, 2_000)), (_human_ticks, _LAST)],
         _seed,
