@@ -39,8 +39,8 @@ from serl_chunk.types import ChunkBatch, ConfigError
 _COMPILER_OPTIONS = {"xla_cpu_copy_insertion_use_region_analysis": True}
 
 _WHOLE = ("heads",)  # draws that are of no row of a batch
-# Of the blocks in which `Agent.decide` computes `rows`: products of matrices of another size round otherwise. One
-# observation alone costs what a block does, and larger blocks are hardly faster.
+# Of the blocks in which `Agent.decide` computes `rows`: products of matrices of another size round otherwise. One state
+# alone costs what a block does, and larger blocks are hardly faster. Frames cost the same each: a block has one row.
 ROWS = 4
 
 
@@ -79,6 +79,7 @@ class Agent(abc.ABC):
         self.perception = Perception(config, spec)
         self.with_base: HasBase = self.perception.vision
         self.chunk_dim = spec.horizon * spec.action_dim
+        self.rows = 1 if config.image_keys else ROWS
         self.policy_optimiser = adam(config.optimiser("policy"))
         self.critic_optimiser = adam(config.optimiser("critic"))
         self.new_state = jax.jit(self.init)  # op by op it takes twice as long
@@ -377,7 +378,7 @@ class Agent(abc.ABC):
         each = params, dict(observations), keys, self._committed(committed, (n,)), np.broadcast_to(alone, n)
         if rows is None:
             return self._decide(*each, explore=explore)
-        return self._decide_some(*each, np.int32(-(-rows // ROWS)), explore=explore)
+        return self._decide_some(*each, np.int32(-(-rows // self.rows)), explore=explore)
 
     def _committed(self, committed: Committed | None, lead: tuple[int, ...] = ()) -> Committed:
         """The committed actions of H steps; none where there are none."""
@@ -397,7 +398,7 @@ class Agent(abc.ABC):
         self, params: Params, observations: Observation, keys: jax.Array, committed: Committed, alone: jax.Array,
         blocks: jax.Array, *, explore: bool,
     ) -> tuple[jax.Array, Metrics]:  # fmt: skip
-        split = jax.tree.map(lambda x: x.reshape(-1, ROWS, *x.shape[1:]), (observations, keys, committed, alone))
+        split = jax.tree.map(lambda x: x.reshape(-1, self.rows, *x.shape[1:]), (observations, keys, committed, alone))
 
         def block(i: int | jax.Array) -> Any:
             return self._decide_each(params, *jax.tree.map(lambda x: x[i], split), explore=explore)
@@ -405,7 +406,7 @@ class Agent(abc.ABC):
         def put(i: jax.Array, made: Any) -> Any:
             return jax.tree.map(lambda all_, own: all_.at[i].set(own), made, block(i))
 
-        none = jax.tree.map(lambda s: jnp.zeros((len(keys) // ROWS, *s.shape), s.dtype), jax.eval_shape(block, 0))
+        none = jax.tree.map(lambda s: jnp.zeros((len(keys) // self.rows, *s.shape), s.dtype), jax.eval_shape(block, 0))
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), jax.lax.fori_loop(0, blocks, put, none))
 
     def _sample_chunk(

@@ -147,8 +147,10 @@ def received(agent: Agent, state: AgentState) -> Any:
     return agent.load_params(agent.flatten_params(agent.policy_params(state)))
 
 
-def test_one_call_decides_for_each_with_its_own_key_and_committed_actions():
-    agent, state = fresh("decoupled-lengths")
+@pytest.mark.parametrize(("variant", "rows"), [("decoupled-lengths", 4), ("bc-image", 1)])
+def test_one_call_decides_for_each_with_its_own_key_and_committed_actions(variant, rows):
+    agent, state = fresh(variant)
+    assert agent.rows == rows  # an image for nothing would cost as much as the one that is wanted
     params, count, spec = received(agent, state), 8, agent.spec
     observations = {k: v[0, :count] for k, v in make_batches(spec).observations.items()}
     keys, rng = jax.random.split(jax.random.key(1), count), np.random.default_rng(0)
