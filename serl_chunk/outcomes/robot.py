@@ -59,6 +59,7 @@ class ObservedClasses(RobotEnv):
 
     frames_with_observation = _of_robot("frames_with_observation")
     starts_repeat = _of_robot("starts_repeat")
+    init_states = _of_robot("init_states")
     goes_on = _of_robot("goes_on")
     answers_late = _of_robot("answers_late")
     paced = _of_robot("paced")

@@ -271,6 +271,8 @@ def test_the_learner_knows_the_state_without_the_classifier(tmp_path, staged):
     assert isinstance(env, ObservedClasses)
     assert env.robot_spec.state_dim == LineEnv().robot_spec.state_dim + 1
     assert observing(env, config) is env
+    env.env.init_states = ("left",)
+    env.check_init_state("left")
     assert env.length == 30  # of the robot inside
     with mock.patch.object(LineEnv, "restart_limit") as restarted:
         env.restart_limit()
