@@ -98,8 +98,9 @@ class GymAdapter(RobotEnv):
         self._layout = ObservationLayout.of(env.observation_space)
         self._actions = ActionLayout.of(env.action_space)
         self._set_spaces(_spec(config, env, self._actions, self._layout), images)
-        if env.has_wrapper_attr("init_states"):
-            self.init_states = tuple(env.get_wrapper_attr("init_states"))
+        states = env.get_wrapper_attr("init_states") if env.has_wrapper_attr("init_states") else ()
+        if isinstance(states, list | tuple) and all(isinstance(name, str) for name in states):  # LeRobot's is a bool
+            self.init_states = tuple(states)
         self._last: Any = None  # the environment's last observation
         self._looked = False  # whether frames have been requested
         self._shown = False  # whether those of the last observation have been

@@ -493,6 +493,8 @@ class Helper:
 
 def test_the_environments_own_expert_human_and_states_are_used_through_its_wrappers():
     inner = Scripted()
+    inner.init_states = True  # of another meaning, as LeRobot's
+    assert registry.make_env(GymConfig(make=lambda fake_env: inner, max_episode_steps=LIMIT)).init_states == ()
     inner.init_states = ["left", "right"]
     inner.make_expert = inner.make_scripted_human = lambda: Helper(inner)
     wrapped = gymnasium.wrappers.OrderEnforcing(inner)  # gymnasium's wrappers pass no attributes on
