@@ -121,6 +121,8 @@ class TestSimulation:
         first, _ = made.reset(seed=3)
         np.savez(tmp_path / "states.npz", lifted=made._data.qpos)
         np.savez(tmp_path / "short.npz", short=made._data.qpos[1:])
+        with (tmp_path / "one.npz").open("wb") as file:
+            np.save(file, made._data.qpos)
         env = registry.make_env(dataclasses.replace(CUBE, init_states=str(tmp_path / "states.npz")))
         assert env.init_states == ("lifted",)
         ends = []
@@ -132,7 +134,7 @@ class TestSimulation:
         np.testing.assert_array_equal(*ends)
         with pytest.raises(ConfigError, match=r"aloha_sim.*'other'.*seed-N, lifted"):
             env.reset(options={"init_state": "other"})
-        for bad, named in (("short", "expected 23 finite"), ("none", "cannot be read")):
+        for bad, named in (("short", "expected 23 finite"), ("none", "cannot be read"), ("one", "cannot be read")):
             with pytest.raises(ConfigError, match=named):
                 registry.make_env(dataclasses.replace(CUBE, init_states=str(tmp_path / f"{bad}.npz")))
 

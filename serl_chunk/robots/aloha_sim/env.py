@@ -132,7 +132,7 @@ def saved_states(file: str, nq: int) -> dict[str, np.ndarray]:
     try:
         with np.load(Path(file).expanduser()) as saved:
             states = {name: np.asarray(saved[name], np.float64) for name in saved.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:  # TypeError: a .npy file
         what = f"{file} cannot be read as a .npz file of states ({error}). Write it with numpy.savez"
         raise ConfigError(what, parameter="robot.init_states") from error
     for name, state in states.items():
