@@ -340,8 +340,12 @@ class ActorService:
             ticket = tickets.begin(policy.version)
             return ticket is not None or self.operator.quits
 
+        def why() -> Obstacle:
+            reason = tickets.waiting or "the learner does not have the last episode yet"
+            backlog = "" if self.link is None else self.link.backlog(begun=False)
+            return Obstacle(_joined(f"waiting for a ticket: {reason}", backlog), "see the learner's log")
+
         if not there() and not under_way:
-            why = lambda: Obstacle(f"waiting for a ticket: {tickets.waiting}", "see the learner's log")  # noqa: E731
             self._wait(there, why, log_at_once=False)
         return ticket
 

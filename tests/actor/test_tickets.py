@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -79,6 +80,24 @@ def test_each_ticket_is_run_once_under_its_version_and_a_withdrawn_one_leaves_no
             versions.setdefault(name, set()).add(record.policy_version)
         elif isinstance(record, End) and name in versions:
             assert versions[name] == {int(name.split(".")[0])}
+
+
+def test_a_wait_for_a_ticket_names_a_learner_that_is_away(monkeypatch, caplog):
+    class Away(FakeLink):
+        """It has not taken in the one episode that it granted."""
+
+        grant, request_tickets = Grant((ticket(0),)), Mock()
+
+        def backlog(self, *, begun):
+            return "learner away for 9 s" if self.records else ""
+
+    link, config = Away(), dataclasses.replace(make_config(horizon=8, actor=ActorConfig()), agent=Iterating())
+    stop = Mock(is_set=lambda: "waiting" in caplog.text, wait=lambda _: None)
+    monkeypatch.setattr(service, "LOG_SECONDS", 0)
+    caplog.set_level("INFO", "serl_chunk.actor")
+    with ActorService(config, env=LineEnv(length=9), link=link, agent=NoisyAgent(8), stop=stop) as actor:
+        assert actor.run(identity(8)).episodes == 1
+    assert re.search(r"waiting for a ticket: .*last episode.*; learner away for 9 s", caplog.text)
 
 
 class Lossy:
