@@ -102,7 +102,8 @@ class EvalResult(RolloutStats):
         self._recount([(e, t) for e, t in zip(self.summaries, self.turns, strict=True) if t != turn])
 
     def sort(self) -> None:
-        """Put the episodes in the order of their turns."""
+        """Put the episodes in the order of their turns, and the repeated ones in that of their starts."""
+        self.repeated.sort(key=lambda episode: episode.seed)
         self._recount(sorted(zip(self.summaries, self.turns, strict=True), key=lambda pair: pair[1]))
 
     def _recount(self, episodes: Sequence[tuple[EpisodeSummary, int]]) -> None:

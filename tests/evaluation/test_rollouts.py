@@ -261,12 +261,13 @@ class Faulty(Told):
 
     def reset(self, *, seed=None, options=None):
         self.resets[seed] += 1
-        self.fails = seed == EVAL_SEED_BASE + 3 or (seed == EVAL_SEED_BASE + 2 and self.resets[seed] % 2)
+        odd = seed == EVAL_SEED_BASE + 2 and self.resets[seed] % 2
+        self.fails = 3 if odd else int(seed == EVAL_SEED_BASE + 3)  # tick; 0: none
         return super().reset(seed=seed, options=options)
 
     def step(self, action):
         *result, truncated, info = super().step(action)
-        fault = {"fault": "a joint is too warm"} if self.tick == 1 and self.fails else {}
+        fault = {"fault": "a joint is too warm"} if self.tick == self.fails else {}
         return *result, truncated or bool(fault), info | fault
 
 
