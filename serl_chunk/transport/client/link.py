@@ -95,8 +95,9 @@ class LearnerLink(Connection):
         check_port(port)
         if largest_episode_bytes > config.spool_bytes:
             raise ConfigError(
-                f"{config.spool_bytes} bytes can never hold an episode of up to {largest_episode_bytes} bytes. Raise "
-                "it, or lower robot.max_episode_steps or the cameras' size.",
+                f"{config.spool_bytes} bytes can never hold the episodes that run at once, up to "
+                f"{largest_episode_bytes} bytes. Raise it, or lower robot.max_episode_steps, the cameras' size or "
+                "--n_envs.",
                 parameter="transport.spool_bytes",
             )
         if unknown := sockets.unknown_host(host):
