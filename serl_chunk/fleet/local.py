@@ -160,10 +160,12 @@ class _Fleet:
                 if time.monotonic() >= deadline:
                     logger.info(f"learner is done and {', '.join(running)} not: stopping the rest")
                     self._end(running)
-                    statuses = [child.status for child in self._children.values()]
-                    return next((s for s in statuses if s not in (0, INTERRUPTED)), 0)
-        statuses = [child.status for child in self._children.values()]
-        return next((s for s in statuses if s), INTERRUPTED if self._incomplete else 0)
+                    return next((s for s in self._statuses() if s not in (0, INTERRUPTED)), 0)
+        return next((s for s in self._statuses() if s), INTERRUPTED if self._incomplete else 0)
+
+    def _statuses(self) -> list[int]:
+        """Return the exit statuses of all but actors whose restart was due: a run that ends needs them no more."""
+        return [child.status for child in self._children.values() if child.restart_at is None]
 
     def _restarts_soon(self, name: str) -> bool:
         """Restart an actor that crashed, after its back-off; returns whether that is to be."""

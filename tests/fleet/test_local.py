@@ -155,6 +155,12 @@ def test_an_actor_of_several_is_restarted_where_it_crashes(capfd, monkeypatch):
     assert warnings == [f"sim-1 was ended by SIGKILL: restart {k} of 3 in {0.02 * k:g} s" for k in (1, 2)]
 
 
+def test_a_run_that_ends_while_an_actor_awaits_its_restart_is_complete(monkeypatch):
+    monkeypatch.setattr(local, "BACK_OFF", 60)
+    crash = "pathlib.Path('down.ready').touch(); sys.exit(1)"
+    assert run("wait('down'); time.sleep(0.5)", CRASHES.format(crash=crash, body="wait('down')"), actors=ACTORS) == 0
+
+
 @pytest.mark.parametrize(
     ("crash", "settled", "status", "processes"),
     [
