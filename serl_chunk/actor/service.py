@@ -33,7 +33,7 @@ from serl_chunk.devices.recorded import ReplayedIntervention
 from serl_chunk.devices.registry import make_intervention
 from serl_chunk.io import Waiting
 from serl_chunk.outcomes.robot import observing
-from serl_chunk.robots.base import InterventionSource, RobotEnv
+from serl_chunk.robots.base import InterventionSource, RobotEnv, check_apart
 from serl_chunk.robots.registry import make_env
 from serl_chunk.transport.client.link import LearnerLink
 from serl_chunk.transport.wire.handshake import Welcome
@@ -131,6 +131,7 @@ class ActorService:
                 closing.callback(robot.close)
                 self._robots.append((robot, human))
                 env = None
+            check_apart([robot for robot, _ in self._robots])
             self._robot = closing.pop_all()
         self.env = self._robots[0][0]
 

@@ -29,7 +29,7 @@ from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.evaluation.results import INTERVENTION, EvalResult
 from serl_chunk.operator.operator import Operator
 from serl_chunk.outcomes.judge import OPERATOR
-from serl_chunk.robots.base import InterventionSource, RobotEnv
+from serl_chunk.robots.base import InterventionSource, RobotEnv, check_apart
 from serl_chunk.types import EVAL_SEED_BASE, IMAGE_PREFIX, STATE, Amend, Outcome, Snapshot, Source, Step
 from serl_chunk.viz.video import EpisodeVideo
 
@@ -239,6 +239,7 @@ def evaluate_in_turns(
     require(n >= 1, "n", f"must be at least 1 episode, got {n}")
     require(bool(env.robot_spec.cameras) or all(e.videos is None for e in entries), "save_video",
         f"robot {env.robot_spec.name!r} has no camera to film with. Evaluate without films")  # fmt: skip
+    check_apart([env, *others])
     _compare_starts(env, config, seed_base, entries[0].policy.image_keys)
     # It limits how much an operator helps a policy in training. For safety a human may act here at any time.
     config = dataclasses.replace(config, actor=config.actor.without_human_limit())

@@ -19,6 +19,21 @@ def seed_of(init_state: str) -> int | None:
     return int(number) if number != init_state and number.isdecimal() else None
 
 
+def check_apart(envs: Sequence[gymnasium.Env[Any, Any]]) -> None:
+    """Raise ConfigError where two robots are one environment, as where a function keeps the one that it made."""
+    inner = []
+    for env in envs:
+        while isinstance(within := getattr(env, "env", None), gymnasium.Env):
+            env = within
+        inner.append(env)
+    if len(set(map(id, inner))) < len(inner):
+        raise ConfigError(
+            f"{len(inner)} environments at once must be as many objects, and two calls of robot.make returned the same "
+            "one. Let it make a new one in each call, or give --n_envs 1",
+            parameter="n_envs",
+        )
+
+
 class RobotEnv(gymnasium.Env[Observation, np.ndarray]):
     """A robot, real or simulated.
 

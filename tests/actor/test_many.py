@@ -149,6 +149,15 @@ def test_a_dropped_episode_leaves_no_record(arms):
     assert of_episodes(sink.records).keys() == {kept.state.id, "2"}
 
 
+def test_several_robots_that_are_one_environment_are_refused_and_closed(monkeypatch):
+    shared, closed = LineEnv(length=LENGTH), []
+    shared.close = lambda: closed.append(True)
+    monkeypatch.setattr(service, "make_env", lambda *_, **__: shared)
+    with pytest.raises(ConfigError, match="3 environments"):
+        ActorService(make_config(), n_envs=3)
+    assert closed
+
+
 class Counted(LineEnv):
     """Counts the steps of all of them."""
 

@@ -13,6 +13,7 @@ from collections import Counter
 from typing import Any, ClassVar
 from unittest.mock import Mock
 
+import gymnasium
 import numpy as np
 import pytest
 import rich.console
@@ -308,6 +309,15 @@ def test_an_operator_and_a_policy_server_have_one_robot():
     for entry, more in ((Entry(policy), {"intervention": HumanOnTicks(frozenset())}), (Entry(Mock(image_keys=())), {})):
         with pytest.raises(ConfigError, match=naming("n_envs", 2, 1)):
             evaluate_in_turns(env, [entry], make_config(), n=1, others=[env], **more)
+
+
+def test_an_environment_that_is_made_once_is_not_played_as_several():
+    inner, policy = gymnasium.Env(), make_policy(NoisyAgent(8))
+    envs = [EverySecond(length=15) for _ in range(2)]
+    for env in envs:
+        env.env = gymnasium.wrappers.OrderEnforcing(inner)
+    with pytest.raises(ConfigError, match=naming(2, "robot.make", "n_envs")):
+        evaluate_in_turns(envs[0], [Entry(policy)], make_config(), n=1, others=envs[1:])
 
 
 @pytest.mark.parametrize("finished", [0, 2, 5])
