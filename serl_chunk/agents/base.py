@@ -372,7 +372,7 @@ class Agent(abc.ABC):
 
         Args:
             rows: only the first ones are wanted, each the same bit for bit whatever runs with it. E is a multiple of
-                ROWS. What the others hold is not defined.
+                `self.rows`. What the others hold is not defined.
         """
         n = len(keys)
         each = params, dict(observations), keys, self._committed(committed, (n,)), np.broadcast_to(alone, n)

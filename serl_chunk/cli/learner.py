@@ -15,6 +15,7 @@ from serl_chunk.cli.keys import invite_first, learner_keys
 from serl_chunk.cli.process import print_config
 from serl_chunk.config.compatibility import contract
 from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.robots import GymConfig
 from serl_chunk.data.prompts import tokens_digest
 from serl_chunk.evaluation.by_learner import OwnEvaluation, check_simulator
 from serl_chunk.evaluation.open_loop import CheckOfLearner
@@ -55,10 +56,21 @@ def make_learner(
 
 
 def _saved_states(config: ExperimentConfig) -> Sequence[str]:
-    """Return the ids of the states that the simulator can be reset to, where `group.init_states` names them."""
-    if not config.agent.iterates or config.group.init_states != "saved" or config.robot.real:
+    """Return the ids of the states that the robot can be reset to, where `group.init_states` names them.
+
+    Of a real robot it is a fake environment that is asked: no device is opened here.
+    """
+    robot = config.robot
+    if not config.agent.iterates or config.group.init_states != "saved":
         return ()
-    env = make_env(config.robot)
+    if not robot.real:
+        env = make_env(robot)
+    elif isinstance(robot, GymConfig) and not robot.server:
+        from serl_chunk.robots.gym_adapter import GymAdapter
+
+        env = GymAdapter(robot, fake_env=True)
+    else:
+        return ()
     try:
         return env.init_states
     finally:

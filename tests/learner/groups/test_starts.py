@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import itertools
 import json
+from unittest.mock import Mock
 
+import gymnasium
+import numpy as np
 import pytest
 from errors import naming
 
+from serl_chunk.cli.learner import _saved_states
 from serl_chunk.config.groups import GroupConfig
+from serl_chunk.config.robots import GymConfig
 from serl_chunk.learner.groups.starts import Memory, StartRecord, Starts, make_starts
 from serl_chunk.types import EVAL_SEED_BASE, TRAINING_SEED_BASE, VALIDATION_SEED_BASE, Begin, ConfigError
 
@@ -52,6 +57,23 @@ def test_demonstrations_give_their_starts_to_their_tasks_but_those_of_evaluation
 
 def test_saved_states_are_those_that_the_robot_offers():
     assert sorted(first(starts_of("saved", saved=["x", "y"]), 2)) == ["x", "y"]
+
+
+@pytest.mark.parametrize("real", [True, False])
+def test_a_robot_of_ones_own_names_its_slots_and_a_real_one_is_not_opened(real):
+    opened = []
+
+    class Slots(gymnasium.Env):
+        observation_space = action_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+        init_states = ("left", "right")
+
+        def __init__(self, fake_env):
+            opened.append(not fake_env)
+
+    robot = GymConfig(make=Slots, is_real=real)
+    config = Mock(robot=robot, agent=Mock(iterates=True), group=GroupConfig(init_states="saved"))
+    assert _saved_states(config) == ("left", "right")
+    assert opened == [not real]
 
 
 @pytest.mark.parametrize(("setting", "given", "named"), [
