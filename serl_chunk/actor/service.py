@@ -90,7 +90,7 @@ class ActorService:
 
     Args:
         env, intervention: by default those that `config` names are opened.
-        n_envs: robots, simulated ones, whose episodes run at once; `many.check_many` names what that excludes.
+        n_envs: robots, simulated ones, whose episodes run at once; `cli.process.check_many` names what that excludes.
         agent, link: must be set before `run`.
         stop: ends a session; the episode under way is truncated.
         before_decision: lockstep only, called before every decision (learning in the same process).
