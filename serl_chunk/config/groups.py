@@ -17,11 +17,11 @@ class GroupConfig(Group, path="group."):
     """An iteration: collect groups of episodes that share a start and a policy, update, publish."""
 
     # The defaults are those of --preset ript-flow-sde (docs/algorithms/groups.md has what was measured).
-    iterations: int = setting(100, "iterations after which the run ends (RIPT's n_steps)", least=1)
+    iterations: int = setting(60, "iterations after which the run ends (RIPT's n_steps)", least=1)
     eval_every: int = setting(5, "iterations between evaluations of the mean and the sampled policy; 0: none", least=0)
     size: int = setting(8, "K, episodes of a group (RIPT's rloo_batch_size)", least=1)
-    groups: int = setting(24, "groups of an iteration whose outcomes are mixed (RIPT's demo_batch_size)", least=1)
-    max_groups: int = setting(96, "groups that an iteration tries at most", least=1)
+    groups: int = setting(80, "groups of an iteration whose outcomes are mixed (RIPT's demo_batch_size)", least=1)
+    max_groups: int = setting(128, "groups that an iteration tries at most", least=1)
     max_seconds: float = setting(3600.0, "time in which an iteration collects at most", unit="s", above=0)
     patience: int = setting(3, "iterations without a mixed group that end the run", least=1)
     oversubscribe: float = setting(1.25, "episodes under way for each that is missing: hides stragglers", least=1)
@@ -42,10 +42,10 @@ class GroupConfig(Group, path="group."):
         "sde", "what is sampled: one random step of a flow, or an end around it; of heads: the ratio's unit"
     )
     noise: float = acting(0.0, "scale of the noise that a flow starts from in sampled episodes", least=0)
-    sigma: float = acting(0.3, "of the random step, of the end, or of a Gaussian head (0: its own)", least=0)
+    sigma: float = acting(0.2, "of the random step, of the end, or of a Gaussian head (0: its own)", least=0)
     epochs: int = setting(2, "passes over an iteration's decisions", least=1)
-    minibatch: int = setting(1024, "decisions of a gradient step", least=1)
-    clip: float = setting(0.2, "of the probability ratio (PPO)", above=0, below=1, requires=_RATIO)
+    minibatch: int = setting(2048, "decisions of a gradient step", least=1)
+    clip: float = setting(0.05, "of the probability ratio (PPO)", above=0, below=1, requires=_RATIO)
     target_kl: float = setting(
         0.0, "approximate KL that ends an iteration's updates; 0: no limit", least=0, requires=_RATIO
     )

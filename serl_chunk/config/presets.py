@@ -50,7 +50,7 @@ _RIPT: dict[str, Any] = {
 _RIPT_AGENT: dict[str, Any] = {"iteration_lr": 5e-5}
 # docs/algorithms/groups.md: what a flow's clone learns by, and does not drift without a signal.
 _RIPT_END: dict[str, Any] = {
-    "density": "end", "sigma": 0.05, "minibatch": 4096, "groups": 64, "max_groups": 64, "iterations": 70,
+    "density": "end", "sigma": 0.05, "clip": 0.2, "minibatch": 4096, "groups": 64, "max_groups": 64, "iterations": 70,
 }  # fmt: skip
 SAC_WIDTH = 256  # of a layer of RLPD's and HIL-SERL's networks
 

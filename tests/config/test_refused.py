@@ -75,7 +75,7 @@ REFUSED: list[tuple[Any, dict[str, Any], tuple[object, ...]]] = [
     (SiglipConfig, {"width": 64, "heads": 5}, ("agent.pi0.siglip.heads", 64, 5)),
     (Pi0Config, {"lr_warmup": 9, "lr_cosine": 9}, ("agent.pi0.lr_cosine", 9, "agent.pi0.lr_warmup", 0)),
     (GroupConfig, {"size": 1}, ("group.baseline", "loo", "group.size", 1, "mean", "value")),
-    (GroupConfig, {"max_groups": 3}, ("group.max_groups", 24, 3)),
+    (GroupConfig, {"max_groups": 3}, ("group.max_groups", 80, 3)),
     (GroupAgentConfig, {"policy": "laplace", "rule": "flow_ipo"}, ("agent.rule", "agent.policy", "laplace")),
     (GroupAgentConfig, {"flow_ipo_t_min": 0.9}, ("agent.flow_ipo_t_min", 0.9, "agent.flow_ipo_t_max", 0.8)),
     (GroupAgentConfig, {"gripper": GripperConfig(choices=TWO)}, ("agent.gripper", "learned")),
@@ -90,7 +90,7 @@ REFUSED: list[tuple[Any, dict[str, Any], tuple[object, ...]]] = [
     (tiny, {"trainable": "lora_expert"}, ("agent.pi0.trainable", "lora_expert")),
     (GroupConfig, {"init_states": "seeds:0"}, ("group.init_states", "seeds:0", "seeds:N")),
     (GroupConfig, {"size": 1}, ("group.baseline", "loo", "group.size", 1, "value")),
-    (GroupConfig, {"groups": 97}, ("group.max_groups", 97, 96)),
+    (GroupConfig, {"groups": 129}, ("group.max_groups", 129, 128)),
     (PublishedQcConfig, {"fourier_feature_dim": 5}, ("agent.fourier_feature_dim", 5, "even")),
 ]  # fmt: skip
 
@@ -132,7 +132,7 @@ MISFITS: list[tuple[dict[str, Any], tuple[object, ...]]] = [  # values of an exp
     (GROUPS | {"group": GroupConfig(tasks=("juggle",))}, ("group.tasks", "juggle")),
     (GROUPS | {"group": GroupConfig(density="tick")}, ("group.density", "tick", "sde or end", "agent.policy", "flow")),
     (HEAD, ("group.density", "sde", "tick or chunk", "gaussian")),
-    (IPO, ("group.sigma", 0.3, "flow_ipo", "group.noise")),
+    (IPO, ("group.sigma", 0.2, "flow_ipo", "group.noise")),
     (ONE_STEP, ("group.density", "sde", 1, "end")),
     (GROUPS | {"learner": LearnerConfig(accumulate=16), "group": GroupConfig(minibatch=40)},
      ("learner.accumulate", 16, "group.minibatch", 40)),
