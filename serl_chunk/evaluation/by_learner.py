@@ -9,7 +9,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from serl_chunk.agents.base import Agent
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import require
 from serl_chunk.evaluation import rollouts
+from serl_chunk.evaluation.results import EvalResult
 from serl_chunk.io import os_reason
 from serl_chunk.learner.learner import Learner
 from serl_chunk.learner.schedule import BY_LEARNER
@@ -73,21 +73,25 @@ class OwnEvaluation:
 
     def __call__(self, learner: Learner, snapshot: Snapshot) -> None:
         """See `learner.schedule.Evaluate`; what the learner's `tick` raises is raised."""
-        run, step, results = learner.metrics.run_dir, learner.counters().step, []
+        run, counters, found = learner.metrics.run_dir, learner.counters(), []
+        step = counters.step
         for mode in self._config.eval_modes:
-            if (found := self._evaluated(learner, snapshot, mode)) is None:
+            if (each := self._evaluated(learner, snapshot, mode)) is None:
                 return
-            results.append(found)
+            found.append(each)
+        for result, seconds in found:  # all or none: by its rows a resume knows that an evaluation is complete
+            figures = {**result.figures(), "starts_repeat": result.starts_repeat, "seconds": seconds, "by": BY_LEARNER}
+            learner.metrics.evaluation(counters, checkpoint=step, **figures)
         try:
-            evaluations.save(run, step, BY_LEARNER, results)
+            evaluations.save(run, step, BY_LEARNER, [r.to_json() | {"seconds": seconds} for r, seconds in found])
         except OSError as error:  # a full disk ends no training; the rows are in metrics.jsonl
             logger.warning(f"evaluation {step} could not be written to {run} ({os_reason(error)})")
 
-    def _evaluated(self, learner: Learner, snapshot: Snapshot, mode: str) -> dict[str, Any] | None:
-        """Evaluate in one mode and write the row; None where that failed, or was cut short."""
+    def _evaluated(self, learner: Learner, snapshot: Snapshot, mode: str) -> tuple[EvalResult, float] | None:
+        """Evaluate in one mode; returns the seconds that it took too. None where that failed, or was cut short."""
         start = time.perf_counter()
-        c, counters, run = self._config.learner, learner.counters(), learner.metrics.run_dir
-        step, videos = counters.step, run / "videos" / f"{snapshot.version}_{mode}"
+        c, run, step = self._config.learner, learner.metrics.run_dir, learner.counters().step
+        videos = run / "videos" / f"{snapshot.version}_{mode}"
         before, in_tick = set(videos.glob("*")), False
 
         def watch() -> str | None:
@@ -121,10 +125,8 @@ class OwnEvaluation:
             logger.info(f"the evaluation at step {step} was cut short: its {result.episodes} episodes are not kept")
             return None
         seconds = time.perf_counter() - start
-        figures = {**result.figures(), "starts_repeat": result.starts_repeat, "seconds": seconds, "by": BY_LEARNER}
-        learner.metrics.evaluation(counters, checkpoint=step, **figures)
         logger.info(f"evaluation at step {step}: {result}, took {seconds:.1f} s")
-        return result.to_json() | {"seconds": seconds}
+        return result, seconds
 
     def close(self) -> None:
         self._opened.close()

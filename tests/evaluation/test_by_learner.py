@@ -20,6 +20,7 @@ from point_robot import PointEnv, experiment, record_demos
 from serl_chunk.cli.learner import make_learner, train_offline
 from serl_chunk.cli.local import train_local
 from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.presets import configured
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.evaluation.by_learner import OwnEvaluation
 from serl_chunk.learner.building import RunOptions
@@ -216,6 +217,24 @@ def test_a_simulator_that_gives_up_costs_one_evaluation_and_no_training(tmp_path
     monkeypatch.setattr("serl_chunk.evaluation.rollouts.policy_of", interrupted)
     with pytest.raises(KeyboardInterrupt):  # no failure of the simulator's
         own(learner, Snapshot(40, {}))
+    own.close()
+
+
+def test_an_evaluation_of_two_modes_leaves_both_or_nothing(tmp_path, monkeypatch):
+    """By a row of one of them a resume would take it for complete."""
+    rows, episodes = [], iter([3, 2, 3, 3])
+
+    def evaluate(*_: object, **__: object) -> SimpleNamespace:
+        return SimpleNamespace(episodes=next(episodes), figures=dict, starts_repeat=False, to_json=dict)
+
+    monkeypatch.setattr("serl_chunk.evaluation.rollouts.policy_of", lambda *_: None)
+    monkeypatch.setattr("serl_chunk.evaluation.rollouts.evaluate", evaluate)
+    metrics = SimpleNamespace(run_dir=tmp_path, evaluation=lambda counters, **fields: rows.append(fields))
+    learner = SimpleNamespace(counters=lambda: Counters(5, 0, 0), metrics=metrics, preprocess=None)
+    own = OwnEvaluation(configured(experiment(**EVALUATED), preset="ript-flow-sde"), None, lambda: True)
+    for kept in (0, 2):
+        own(learner, Snapshot(5, {}))
+        assert len(rows) == kept
     own.close()
 
 

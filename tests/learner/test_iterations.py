@@ -9,6 +9,7 @@ from learner_tools import learner_of, let_go
 from point_robot import experiment
 
 from serl_chunk.config.presets import configured
+from serl_chunk.evaluation.by_learner import OwnEvaluation
 from serl_chunk.learner.groups.collector import Collected
 from serl_chunk.learner.schedule import Phase
 from serl_chunk.learner.trainers import iterations
@@ -46,3 +47,39 @@ def test_an_iteration_that_memory_cannot_hold_is_refused_before_it_begins(tmp_pa
     monkeypatch.setattr(iterations, "available_bytes", lambda: 100_000)
     with pytest.raises(ConfigError, match=r"128 groups of 8 have up to 5,120 decisions, which take .*KiB \(98 KiB are"):
         learner_of(CONFIG, None, tmp_path / "run")
+
+
+def ends_without_an_update(learner, iterations):
+    """Work until so many iterations more are over, none of which has anything to train on."""
+    learner.trainer.collector.poll = lambda: Collected(0, "all were tried", [], [], "none is mixed", "", COUNTERS)
+    end = learner.updates + iterations
+    while not learner.trainer.done and (learner.updates < end or learner.trainer.phase is not Phase.COLLECT):
+        learner.work()
+
+
+def test_a_resume_makes_up_for_an_evaluation_that_was_due_and_for_no_other(tmp_path, monkeypatch):
+    evaluated, failing = [], False
+
+    def evaluate(self, learner, snapshot):
+        if not failing:
+            evaluated.append(learner.updates)
+            learner.metrics.evaluation(learner.counters(), checkpoint=learner.updates, by="learner", mode="mean")
+
+    monkeypatch.setattr(OwnEvaluation, "__call__", evaluate)
+    config = dataclasses.replace(CONFIG, group=dataclasses.replace(CONFIG.group, iterations=4, eval_every=3))
+
+    def run(iterations):
+        learner = learner_of(config, None, tmp_path / "run")
+        ends_without_an_update(learner, iterations)
+        let_go(learner)
+
+    run(1)
+    run(1)
+    assert evaluated == [0]
+    failing = True  # as where a stop cuts it short
+    run(2)
+    failing = False
+    run(0)
+    assert evaluated == [0, 4]
+    run(0)
+    assert evaluated == [0, 4]

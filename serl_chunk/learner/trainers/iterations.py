@@ -234,12 +234,12 @@ class IterationTrainer(PretrainingTrainer):
             logger.warning("the set of starts changed: what was known of them is forgotten")
         self.phase = Phase.COLLECT
         if learner.updates >= self._group.iterations:
+            if missed_evaluation:  # any other is due by its number, and made up for by the first piece of work
+                learner.evaluate_if_due(now=True)
             self.phase = Phase.DONE
             logger.info(f"resumed after {learner.updates} iterations: all are done (raise group.iterations to go on)")
             return
         logger.info(f"resumed after {learner.updates} iterations, {learner.env_steps} online steps")
-        if missed_evaluation:
-            learner.evaluate_if_due(now=True)
         self._since = cast(int, saved.since)
         self.collector.begin(learner.updates, learner.publish(), since=self._since)
         self._clock = time.perf_counter()
