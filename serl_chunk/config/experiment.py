@@ -209,6 +209,7 @@ _OF_CRITIC = {"requires": CRITIC, "off": 0}
 _LIMITED = Requirement(
     "a number in learner.utd_ratio (none: neither side waits)", lambda c: c.learner.utd_ratio is not None
 )
+_PHASES = Requirement("an agent that trains in phases (groups have group.iterations)", lambda c: not c.agent.iterates)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,21 +224,31 @@ class LearnerConfig(Group, path="learner."):
     cta_ratio: int = setting(1, "critic updates in one compiled update, the last followed by the policy's", least=1)
     utd_ratio: float | None = setting(0.25, "critic updates per inserted online step; none: no side waits", above=0)
     max_lag_steps: int = setting(200, "lockstep steps ahead of the updates they allow", unit="steps", requires=_LIMITED)
-    max_steps: int = setting(20_000, "critic updates of the online phase", unit="updates", least=1)
+    max_steps: int = setting(20_000, "critic updates of the online phase", unit="updates", least=1, requires=_PHASES)
     training_starts: int = setting(100, "online steps before training", unit="steps", least=0)
     steps_per_update: int = setting(50, "critic updates between publications", unit="updates", least=1)
     start_from: str = setting("", "run folder, or FOLDER:CHECKPOINT, whose policy and normaliser a new run begins with")
     pretrain_steps: int = setting(0, "policy-only (BC) updates before the first snapshot", unit="updates", least=0)
     critic_pretrain_steps: int = setting(0, "critic updates before the first snapshot", least=0, **_OF_CRITIC)
-    offline_steps: int = setting(0, "updates of all before the first snapshot", unit="updates", least=0)
-    online_steps: int | None = setting(None, "end of training; none: max_steps; 0: offline only", unit="steps", least=0)
-    eval_interval: int = setting(0, "between the learner's evaluations (simulators); 0: none", unit="updates", least=0)
+    offline_steps: int = setting(
+        0, "updates of all before the first snapshot", unit="updates", least=0, requires=_PHASES, off=0
+    )
+    online_steps: int | None = setting(
+        None, "end of training; none: max_steps; 0: offline only", unit="steps", least=0, requires=_PHASES
+    )
+    eval_interval: int = setting(
+        0, "between the learner's evaluations (simulators); 0: none", unit="updates", least=0, requires=_PHASES, off=0
+    )
     eval_episodes: int = setting(50, "episodes of each of these evaluations", unit="episodes", least=1)
     eval_mode: Literal["mean", "sampled"] = setting("mean", "evaluate without or with exploration noise")
     video_episodes: int = setting(0, "episodes of each evaluation that are filmed", unit="episodes", least=0)
-    warmup_episodes: int = setting(0, "episodes with the frozen pretrained policy", unit="episodes", least=0)
+    warmup_episodes: int = setting(
+        0, "episodes with the frozen pretrained policy", unit="episodes", least=0, requires=_PHASES, off=0
+    )
     random_steps: int = acting(0, "uniform random actions at first; not on a real robot", unit="steps", least=0)
-    checkpoint_period: int = setting(5_000, "updates between checkpoints; 0: only the last", unit="updates", least=0)
+    checkpoint_period: int = setting(
+        5_000, "updates between checkpoints; 0: only the last", unit="updates", least=0, requires=_PHASES
+    )
     keep_checkpoints: int = setting(20, "checkpoints that are kept", least=1)
     log_period: int = setting(100, "critic updates between metric rows", unit="updates", least=1)
 
@@ -449,6 +460,8 @@ class ExperimentConfig(Group):
         kind, loop, actor, size = self.agent.kind, self.learner, self.actor, self.group.minibatch
         require(size % loop.accumulate == 0, "learner.accumulate",
             f"must divide group.minibatch={size}, got {loop.accumulate}")
+        require(loop.online_steps != 0, "learner.online_steps",
+            f"0 trains without actors, and agent {kind} on what they collect. Leave it out.")
         require(loop.random_steps == 0, "learner.random_steps",
             f"{loop.random_steps} are of no policy, and agent {kind} trains on what its policy samples. Set it to 0.")
         require(actor.clock == "lockstep", "actor.clock",

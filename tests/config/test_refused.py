@@ -136,6 +136,7 @@ MISFITS: list[tuple[dict[str, Any], tuple[object, ...]]] = [  # values of an exp
     (ONE_STEP, ("group.density", "sde", 1, "end")),
     (GROUPS | {"learner": LearnerConfig(accumulate=16), "group": GroupConfig(minibatch=40)},
      ("learner.accumulate", 16, "group.minibatch", 40)),
+    (GROUPS | {"learner": LearnerConfig(online_steps=0, pretrain_steps=9)}, ("learner.online_steps", 0, "group")),
     (GROUPS | {"learner": LearnerConfig(random_steps=5)}, ("learner.random_steps", 5)),
     (GROUPS | {"actor": ActorConfig(clock="realtime")}, ("actor.clock", "lockstep", "realtime")),
     (GROUPS | {"actor": ActorConfig(delay_ticks=1)}, ("actor.delay_ticks", 0, 1)),

@@ -84,3 +84,10 @@ def test_an_agent_without_a_critic_reads_nothing_of_one(path, value):
         asked("hg-dagger", (path, value), CHOICES)
     asked("hg-dagger", ("agent.gripper.joint", "false"), CHOICES)
     asked("bc", ("learner.critic_pretrain_steps", "0"))  # none is what it has
+
+
+@pytest.mark.parametrize("name", ["max_steps", "offline_steps", "online_steps", "eval_interval", "checkpoint_period"])
+def test_iterations_read_no_length_of_phases(name):
+    with pytest.raises(ConfigError, match=naming(f"learner.{name}", 500, "group.iterations")):
+        asked("ript", (f"learner.{name}", "500"))
+    asked("ript", ("learner.offline_steps", "0"))
