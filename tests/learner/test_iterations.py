@@ -11,6 +11,7 @@ from point_robot import experiment
 from serl_chunk.config.presets import configured
 from serl_chunk.evaluation.by_learner import OwnEvaluation
 from serl_chunk.learner.groups.collector import Collected
+from serl_chunk.learner.groups.starts import Memory, StartRecord
 from serl_chunk.learner.schedule import Phase
 from serl_chunk.learner.trainers import iterations
 from serl_chunk.learner.training_stats import TrainingStats
@@ -83,3 +84,22 @@ def test_a_resume_makes_up_for_an_evaluation_that_was_due_and_for_no_other(tmp_p
     assert evaluated == [0, 4]
     run(0)
     assert evaluated == [0, 4]
+
+
+@pytest.mark.parametrize(("changes", "forgets", "counts"), [
+    ({}, False, True), ({"clip": 0.1}, False, True), ({"sigma": 0.5}, False, False), ({"density": "end"}, False, False),
+    ({"init_states": "seeds:4"}, True, False),
+])  # fmt: skip
+def test_what_was_sampled_under_other_settings_counts_no_more(changes, forgets, counts, tmp_path, caplog):
+    group = dataclasses.replace(CONFIG.group, eval_every=0, init_states="seeds:3")
+    first = learner_of(dataclasses.replace(CONFIG, group=group), None, tmp_path / "run")
+    first.trainer.collector.scheduler.memory = Memory({("", "seed-5"): StartRecord(3, True)})
+    ends_without_an_update(first, 1)
+    let_go(first)
+    changed = dataclasses.replace(CONFIG, group=dataclasses.replace(group, **changes))
+    again = learner_of(changed, None, tmp_path / "run")
+    scheduler = again.trainer.collector.scheduler
+    let_go(again)
+    assert (scheduler.since == first.version) is counts
+    assert ("what was known of them is forgotten" in caplog.text) is forgets
+    assert bool(scheduler.memory.starts) is not forgets

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import time
@@ -15,7 +16,7 @@ from serl_chunk.agents.groups.agent import GroupAgent
 from serl_chunk.agents.groups.rows import Episodes, GroupRows, minibatches, uncredited
 from serl_chunk.agents.state import Metrics
 from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.config.fields import require
+from serl_chunk.config.fields import as_text, leaves, require
 from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.io import Waiting, format_bytes, plural
 from serl_chunk.learner.groups.collector import Collected, Collector
@@ -45,6 +46,7 @@ class Saved(NamedTuple):
     since: int  # version with which the policy was first published
     memory: Mapping[str, Any]
     starts: str  # digest of the set of starts
+    acting: str = ""  # digest of all that makes an episode of a ticket what it is
 
 
 class IterationTrainer(PretrainingTrainer):
@@ -218,8 +220,13 @@ class IterationTrainer(PretrainingTrainer):
         scheduler = self.collector.scheduler
         return Saved(
             self._rng.bit_generator.state, str(self.phase), self.phase_updates, self._since,
-            scheduler.memory.to_json(), self._starts.digest(),
+            scheduler.memory.to_json(), self._starts.digest(), self._acting(),
         )._asdict()  # fmt: skip
+
+    def _acting(self) -> str:
+        config = self._learner.config
+        acting = [(leaf.path, as_text(leaf.value)) for leaf in leaves(config) if leaf.acts == "value"]
+        return hashlib.sha256(repr((acting, config.seed, self._starts.digest())).encode()).hexdigest()[:16]
 
     def resume(self, progress: Mapping[str, Any], *, missed_evaluation: bool) -> None:
         saved, learner = Saved(**progress), self._learner
@@ -230,7 +237,7 @@ class IterationTrainer(PretrainingTrainer):
         scheduler = self.collector.scheduler
         if saved.starts == self._starts.digest():
             scheduler.memory = Memory.from_json(saved.memory)
-        elif scheduler.memory.starts:
+        elif saved.memory["starts"]:
             logger.warning("the set of starts changed: what was known of them is forgotten")
         self.phase = Phase.COLLECT
         if learner.updates >= self._group.iterations:
@@ -240,8 +247,13 @@ class IterationTrainer(PretrainingTrainer):
             logger.info(f"resumed after {learner.updates} iterations: all are done (raise group.iterations to go on)")
             return
         logger.info(f"resumed after {learner.updates} iterations, {learner.env_steps} online steps")
-        self._since = cast(int, saved.since)
-        self.collector.begin(learner.updates, learner.publish(), since=self._since)
+        version = learner.publish()
+        if saved.acting == self._acting():
+            self._since = cast(int, saved.since)
+        else:
+            logger.info("settings of episodes changed: none of those before the restart is trained on")
+            self._since = version
+        self.collector.begin(learner.updates, version, since=self._since)
         self._clock = time.perf_counter()
 
 
