@@ -265,7 +265,7 @@ class Learner:
     def work(self) -> bool:
         """Do one piece of work; False where there is none until more steps arrive."""
         self._count_episodes()
-        if self.checkpoints.timed_due:
+        if self.checkpoints.timed_due and self.trainer.resumable:
             self.checkpoint(timed=True)
         # Before anything is changed: a resume makes up for one that was cut short.
         if self.trainer.counts_steps and self.evaluate_if_due():
@@ -362,7 +362,7 @@ class Learner:
     @property
     def writes_checkpoint(self) -> bool:
         """Whether closing now writes one: while actors collect for the warm-up there is nothing to write."""
-        return self.checkpoints.unsaved or self.trainer.counts_steps
+        return self.trainer.resumable and (self.checkpoints.unsaved or self.trainer.counts_steps)
 
     def close(self) -> None:
         """Write the final checkpoint, publish the last snapshot, stop the threads; failures are logged."""
@@ -370,7 +370,9 @@ class Learner:
         self._count_episodes()
         # Before and between the phases that count steps the final checkpoint is a timed one.
         unsaved = self.checkpoints.unsaved
-        if self.trainer.counts_steps and not (unsaved and self.updates in self.checkpoints.steps()):
+        if not self.trainer.resumable:
+            logger.info("no checkpoint is written within an iteration: a resume goes on from the one before it")
+        elif self.trainer.counts_steps and not (unsaved and self.updates in self.checkpoints.steps()):
             self.checkpoint()
         elif unsaved:
             self.checkpoint(timed=True)

@@ -12,9 +12,11 @@ from serl_chunk.config.presets import configured
 from serl_chunk.evaluation.by_learner import OwnEvaluation
 from serl_chunk.learner.groups.collector import Collected
 from serl_chunk.learner.groups.starts import Memory, StartRecord
+from serl_chunk.learner.learner import Learner
 from serl_chunk.learner.schedule import Phase
 from serl_chunk.learner.trainers import iterations
 from serl_chunk.learner.training_stats import TrainingStats
+from serl_chunk.runs.checkpoints import LearnerCheckpoints
 from serl_chunk.runs.status_line import format_status
 from serl_chunk.types import ConfigError
 
@@ -103,3 +105,32 @@ def test_what_was_sampled_under_other_settings_counts_no_more(changes, forgets, 
     assert (scheduler.since == first.version) is counts
     assert ("what was known of them is forgotten" in caplog.text) is forgets
     assert bool(scheduler.memory.starts) is not forgets
+
+
+def test_nothing_is_kept_of_a_state_within_an_iteration(tmp_path, monkeypatch):
+    """As where the disk was full when its checkpoint was due: half an iteration would be trained on twice."""
+    config = dataclasses.replace(CONFIG, group=dataclasses.replace(CONFIG.group, eval_every=0))
+    learner = learner_of(config, None, tmp_path / "run")
+    monkeypatch.setattr(LearnerCheckpoints, "timed_due", True)
+    saved: list[Phase] = []
+    monkeypatch.setattr(Learner, "checkpoint", lambda self, **_: saved.append(self.trainer.phase))
+    ends_without_an_update(learner, 1)
+    learner.work()
+    assert learner.trainer.phase is Phase.TRAIN
+    let_go(learner)
+    assert Phase.TRAIN not in saved
+
+
+def test_a_policy_that_cannot_be_published_is_not_sampled_under_the_name_of_the_last_one(tmp_path, monkeypatch):
+    config = dataclasses.replace(CONFIG, group=dataclasses.replace(CONFIG.group, eval_every=0))
+    learner = learner_of(config, None, tmp_path / "run")
+    scheduler = learner.trainer.collector.scheduler
+    ends_without_an_update(learner, 1)
+    with monkeypatch.context() as full:
+        full.setattr("serl_chunk.learner.learner.os.pwrite", lambda *_: 0)
+        ends_without_an_update(learner, 1)
+        assert not learner.work()
+        assert (learner.updates, scheduler.iteration) == (2, 1)
+    assert learner.work()
+    assert (scheduler.iteration, scheduler.version) == (2, learner.version) == (2, 3)
+    let_go(learner)

@@ -49,6 +49,11 @@ class Trainer(abc.ABC):
         """Whether a final checkpoint is that of its step."""
         return True
 
+    @property
+    def resumable(self) -> bool:
+        """Whether a checkpoint of the state as it is now would be one to go on from."""
+        return True
+
     @abc.abstractmethod
     def work(self) -> bool:
         """Do one piece of work; False where there is none until more steps arrive."""

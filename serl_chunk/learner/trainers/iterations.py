@@ -69,6 +69,7 @@ class IterationTrainer(PretrainingTrainer):
         self.collector = learner.router.groups = Collector(scheduler, learner.preprocess, config.chunk.horizon)
         self.phases = [*([Phase.PRETRAIN] if self._config.pretrain_steps else []), Phase.COLLECT, Phase.TRAIN]
         self._since = 0
+        self._unpublished = False  # the policy of the next iteration
         self._updates: Iterator[Metrics] | None = None  # gradient steps that are left of the iteration
         self._metrics: list[Metrics] = []  # of those that are done
         self._figures: dict[str, float] = {}  # of the iteration
@@ -83,6 +84,10 @@ class IterationTrainer(PretrainingTrainer):
     @property
     def counts_steps(self) -> bool:
         return self.phase is not Phase.PRETRAIN
+
+    @property
+    def resumable(self) -> bool:
+        return self.phase is not Phase.TRAIN and not self._unpublished
 
     def status(self) -> StatusFields:
         if self.phase is Phase.PRETRAIN:
@@ -99,6 +104,8 @@ class IterationTrainer(PretrainingTrainer):
         return fields
 
     def work(self) -> bool:
+        if self._unpublished:
+            return self._publish()
         match self.phase:
             case Phase.PRETRAIN:
                 if self._pretrain(self._agent.update_policy, "policy"):
@@ -120,13 +127,24 @@ class IterationTrainer(PretrainingTrainer):
         learner.evaluate_if_due(now=True)
         self._publish()
 
-    def _publish(self) -> None:
-        """Publish the policy of the next iteration, let actors collect under it, and write a checkpoint."""
-        learner = self._learner
-        self._since = version = learner.publish()
+    def _publish(self) -> bool:
+        """Publish the policy of the next iteration, let actors collect under it, and write a checkpoint.
+
+        False, and tried again, where it could not be published: episodes of the one before are of another policy.
+        """
+        learner, before = self._learner, self._learner.version
+        version = learner.publish()
+        self._unpublished = version == before
+        if self._unpublished:
+            return False
+        self._since = version
         self.collector.begin(learner.updates, version)
         learner.checkpoint()
         self._clock = time.perf_counter()
+        if done := self._over or (learner.updates >= self._group.iterations and "all iterations are done"):
+            logger.info(f"training ends: {done}")
+            self._enter(Phase.DONE)
+        return True
 
     def _collect(self) -> bool:
         if (collected := self.collector.poll()) is None:
@@ -203,13 +221,9 @@ class IterationTrainer(PretrainingTrainer):
         learner.updates += 1
         learner.stats.log(self._figures)
         self._lines.log(f"{plural(learner.updates, 'iteration')} done: {_in_words(self._figures)}")
-        done = self._over or (learner.updates >= self._group.iterations and "all iterations are done")
-        learner.evaluate_if_due(now=bool(done))
+        learner.evaluate_if_due(now=bool(self._over) or learner.updates >= self._group.iterations)
         self._updates, self.phase = None, Phase.COLLECT
         self._publish()
-        if done:
-            logger.info(f"training ends: {done}")
-            self._enter(Phase.DONE)
 
     def check_data(self) -> None:
         if self.phase is Phase.PRETRAIN and self._config.pretrain_steps:
