@@ -244,6 +244,8 @@ class RecordRouter:
                 self.resumed_steps -= added.steps
             else:
                 self._count(added, None, number + 1, (session, record))
+        if self.groups is not None:
+            self.groups.refilled()
         if refused:
             logger.warning("%d records of the journal were left out", refused)
         if (held := int(self._replay.stats()["replay/human_rows"])) < self._human_steps:

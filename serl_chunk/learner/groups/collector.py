@@ -178,6 +178,11 @@ class Collector:
         with self._lock:
             return self.scheduler.request(session, version, held, capacity, self._clock())
 
+    def refilled(self) -> None:
+        """Note that the journal has been read: what it holds of iterations before this one did not come late."""
+        with self._lock:
+            self.scheduler.counters["dropped"] = 0
+
     def lost(self, session: str) -> None:
         """Note that the session which requested tickets is silent or gone: they are free again."""
         with self._lock:

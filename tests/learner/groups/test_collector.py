@@ -230,7 +230,9 @@ def test_the_journal_rebuilds_the_iteration_after_a_restart(at):
     insert(alone, *rows)
     replay, router = collecting(since=5)
     router.resume(LENGTH, 5)
-    router.refill((number, ACTOR, record) for number, record in enumerate(rows[:at]))
+    journal = [*records(episode("7.0.0.0")), *rows[:at]]  # with one of another iteration
+    router.refill((number - 4, ACTOR, record) for number, record in enumerate(journal))
+    assert router.groups.figures()["dropped"] == 0
     held = router.groups.tickets("s", 6, (), 9).tickets
     assert {(t.group, t.slot) for t in held}.isdisjoint({divmod(i, 2) for i in range(at // 4)})
     insert(router, *rows[at:])
