@@ -72,7 +72,8 @@ def build_learner(
         raise ConfigError(append_hint(str(error), config)) from error
     # Nothing here keeps the shard: the learner takes it out of the data set, and later ones need its room.
     fitted = [*demos.episodes, *(dataset.episodes if dataset is not None else ())]
-    start = _starting_policy(config)
+    resumes = CheckpointStore(run.path).newest() is not None  # from its own policy: the other run may be gone
+    start = None if resumes else _starting_policy(config)
     preprocess = _preprocess(config, spec, run, fitted, start)
     del fitted
     project, name = "serl-chunk" if options.wandb else None, f"{config.name}-{run.path.name}"

@@ -98,7 +98,11 @@ def test_a_run_starts_from_the_policy_and_the_normaliser_of_another(once, tmp_pa
     policy = learner.agent.flatten_params(learner.agent.published(learner.state, learner.base))
     assert all(np.array_equal(policy[k], v) for k, v in saved.items() if k.startswith("policy/"))
     assert learner.preprocess.digest() == other.preprocess.digest()
+    learner.checkpoint()
     let_go(learner)
+    resumed = learner_of(experiment(**ONLINE | {"start_from": "removed"}), None, tmp_path)
+    assert resumed.preprocess.digest() == other.preprocess.digest()
+    let_go(resumed)
 
 
 @pytest.mark.parametrize(
