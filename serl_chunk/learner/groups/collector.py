@@ -238,7 +238,9 @@ class Collector:
         elif wanted:
             rollout = rollout_of(session, episode, result, self._preprocess, self._horizon)
         with self._lock:
-            if self.scheduler.settle(ticket, result) and rollout is not None:
+            if not wanted:  # not even where its iteration has begun since: it was judged by the one before
+                self.scheduler.counters["dropped"] += 1
+            elif self.scheduler.settle(ticket, result) and rollout is not None:
                 self._rollouts[ticket] = rollout
 
 

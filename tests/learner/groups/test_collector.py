@@ -12,6 +12,7 @@ from streamed_demos import HORIZON, SPEC, demo_rows, make_router
 from serl_chunk.config.groups import GroupConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.data.preprocess import Preprocess
+from serl_chunk.learner.groups import collector
 from serl_chunk.learner.groups.collector import Collector, result_of, rollout_of
 from serl_chunk.learner.groups.scheduler import GroupScheduler
 from serl_chunk.learner.groups.starts import Starts
@@ -201,6 +202,19 @@ def test_a_second_end_of_a_slot_is_dropped_and_so_is_an_earlier_iterations():
     collected = router.groups.poll()
     assert [r.result.success for r in collected.rollouts[0]] == [True, False]
     assert collected.counters["dropped"] == 2
+
+
+def test_what_came_before_its_iteration_settles_nothing_of_it(monkeypatch):
+    """A process before a restart published its policy: the iteration begins here while the episode is judged."""
+    _, router = collecting()
+
+    def judged(e, versions):
+        router.groups.scheduler.begin(1, 6)
+        return result_of(e, versions)
+
+    monkeypatch.setattr(collector, "result_of", judged)
+    insert(router, *records(episode("1.0.0.0")))
+    assert "1.0.0.0" in [ticket.id for ticket in router.groups.tickets("s", 6, (), 9).tickets]
 
 
 def test_an_operators_label_and_discard_count_while_the_iteration_collects():
