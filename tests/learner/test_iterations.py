@@ -122,7 +122,7 @@ def test_nothing_is_kept_of_a_state_within_an_iteration(tmp_path, monkeypatch):
 
 
 def test_a_policy_that_cannot_be_published_is_not_sampled_under_the_name_of_the_last_one(tmp_path, monkeypatch):
-    config = dataclasses.replace(CONFIG, group=dataclasses.replace(CONFIG.group, eval_every=0))
+    config = dataclasses.replace(CONFIG, group=dataclasses.replace(CONFIG.group, eval_every=0, iterations=3))
     learner = learner_of(config, None, tmp_path / "run")
     scheduler = learner.trainer.collector.scheduler
     ends_without_an_update(learner, 1)
@@ -133,4 +133,8 @@ def test_a_policy_that_cannot_be_published_is_not_sampled_under_the_name_of_the_
         assert (learner.updates, scheduler.iteration) == (2, 1)
     assert learner.work()
     assert (scheduler.iteration, scheduler.version) == (2, learner.version) == (2, 3)
+    with monkeypatch.context() as full:
+        full.setattr("serl_chunk.learner.learner.os.pwrite", lambda *_: 0)
+        ends_without_an_update(learner, 1)
+    assert learner.trainer.done  # no run goes on for ever
     let_go(learner)

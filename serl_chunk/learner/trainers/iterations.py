@@ -133,15 +133,16 @@ class IterationTrainer(PretrainingTrainer):
         False, and tried again, where it could not be published: episodes of the one before are of another policy.
         """
         learner, before = self._learner, self._learner.version
+        done = self._over or (learner.updates >= self._group.iterations and "all iterations are done")
         version = learner.publish()
-        self._unpublished = version == before
+        self._unpublished = version == before and not done
         if self._unpublished:
             return False
         self._since = version
         self.collector.begin(learner.updates, version)
         learner.checkpoint()
         self._clock = time.perf_counter()
-        if done := self._over or (learner.updates >= self._group.iterations and "all iterations are done"):
+        if done:
             logger.info(f"training ends: {done}")
             self._enter(Phase.DONE)
         return True
