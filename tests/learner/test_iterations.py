@@ -48,7 +48,7 @@ def test_an_iteration_is_shown_by_its_sampled_success(tmp_path, caplog, monkeypa
 
 def test_an_iteration_that_memory_cannot_hold_is_refused_before_it_begins(tmp_path, monkeypatch):
     monkeypatch.setattr(iterations, "available_bytes", lambda: 100_000)
-    with pytest.raises(ConfigError, match=r"128 groups of 8 have up to 5,120 decisions, which take .*KiB \(98 KiB are"):
+    with pytest.raises(ConfigError, match=r"128 groups of 8 have up to 5,120 decisions, which take .*iB \(98 KiB are"):
         learner_of(CONFIG, None, tmp_path / "run")
 
 

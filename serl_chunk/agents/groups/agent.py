@@ -117,6 +117,14 @@ class GroupAgent(Bc):
         """A tree where `group.reference_on` keeps the reference."""
         return jax.device_get(tree) if self.group.reference_on == "host" else tree
 
+    def learns_from(self, outcomes: Sequence[float]) -> bool:
+        """Whether a group with these outcomes R changes the policy."""
+        if self.config.rule == "flow_ipo":  # which compares decisions of one episode
+            return True
+        if self.config.rule == "filtered_bc":
+            return any(outcomes)
+        return self.baseline is not None or len(set(outcomes)) > 1
+
     def prepare(self, state: AgentState, base: Params, rows: GroupRows) -> dict[str, np.ndarray]:
         """What `credit` needs of the policy before an iteration's first update, for any number n of rows.
 

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -101,11 +101,13 @@ class GroupScheduler:
     **An end** comes in every case: with `group.groups` usable groups, with `group.max_groups` tried, or
     `group.max_seconds` after the first ticket. An iteration without any actor does not begin to count.
 
-    Raises ConfigError for a task that is too long for a message.
+    `usable`: whether a group can be trained on; by default a mixed one, or any with another baseline than the group's
+    others. Raises ConfigError for a task that is too long for a message.
     """
 
     def __init__(
-        self, config: GroupConfig, starts: Starts, tasks: Sequence[str], seed: int, memory: Memory | None = None
+        self, config: GroupConfig, starts: Starts, tasks: Sequence[str], seed: int, memory: Memory | None = None,
+        usable: Callable[[ClosedGroup], bool] | None = None,
     ) -> None:  # fmt: skip
         for task in tasks:
             require(
@@ -113,6 +115,7 @@ class GroupScheduler:
                 "group.tasks",
                 f"{task[:40]!r}... has {len(task)} characters, at most {MAX_TICKET_TEXT} are valid. Shorten it",
             )
+        self._is_usable = usable or (lambda group: config.baseline != "loo" or group.mixed)
         self.memory = memory or Memory()  # as of the current iteration's begin
         self.iteration, self.version, self.since = -1, -1, -1
         self.ended = "no iteration has begun"  # why nothing is collected; empty: an iteration is under way
@@ -144,11 +147,8 @@ class GroupScheduler:
 
     @property
     def usable(self) -> list[ClosedGroup]:
-        """The groups to train on: mixed ones, or all with another baseline than the group's others."""
+        """The groups to train on."""
         return [g for g in self.groups if self._is_usable(g)]
-
-    def _is_usable(self, group: ClosedGroup) -> bool:
-        return self._config.baseline != "loo" or group.mixed
 
     @property
     def no_update(self) -> str:

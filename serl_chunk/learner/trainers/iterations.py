@@ -65,7 +65,10 @@ class IterationTrainer(PretrainingTrainer):
         self._group, tasks = config.group, config.group.tasks or (config.robot.task,)
         begins = [demo.begin for demo in data.demos]
         self._starts = make_starts(config.group, tasks, config.seed, demos=begins, saved=data.saved_states)
-        scheduler = GroupScheduler(config.group, self._starts, tasks, config.seed)
+        scheduler = GroupScheduler(
+            config.group, self._starts, tasks, config.seed,
+            usable=lambda group: self._agent.learns_from([result.reward for result in group.results]),
+        )  # fmt: skip
         self.collector = learner.router.groups = Collector(scheduler, learner.preprocess, config.chunk.horizon)
         self.phases = [*([Phase.PRETRAIN] if self._config.pretrain_steps else []), Phase.COLLECT, Phase.TRAIN]
         self._since = 0

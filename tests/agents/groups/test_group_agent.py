@@ -148,3 +148,12 @@ def test_what_succeeds_becomes_more_likely():
         state, _ = agent.update_rows(state, {}, rows)
         found.append(reward.mean())
     assert np.mean(found[:10]) < 0.75 < 0.9 < np.mean(found[-10:])
+
+
+@pytest.mark.parametrize(
+    ("rule", "outcomes", "learns"),
+    [("sde", (1, 1), False), ("sde", (0, 0), False), ("sde", (0, 1), True), ("flow_ipo", (0, 0), True),
+     ("filtered_bc", (0, 0), False), ("filtered_bc", (1, 1), True)],
+)  # fmt: skip
+def test_a_group_is_trained_on_where_its_outcomes_teach_the_rule_something(rule, outcomes, learns):
+    assert of_rule(rule)[0].learns_from(outcomes) is learns
