@@ -40,6 +40,11 @@ def _demonstrations(label: str) -> dict[str, Any]:
     return {"cell": clones}
 
 
+def _rule_and_seed(label: str) -> dict[str, Any]:
+    rule = "sde" if "sde" in label else "end"
+    return {"run": f"{rule}, shuffled" if "shuffled" in label else rule, **_seed(label)}
+
+
 def _runs(names: str, **more: Any) -> list[dict[str, Any]]:
     return [{"run": name, **more} for name in names.split()]
 
@@ -158,7 +163,7 @@ TABLES = {
     ),
     "groups": Table(
         [*((show.plain_percent, _at(n)) for n in (0, 10, 20, 40, 60, 70)), (show.field("wall", 60), _LAST)],
-        lambda label: {"run": "end, shuffled" if "shuffled" in label else "end", **_seed(label)},
+        _rule_and_seed,
         {"file": "group_learning"},
     ),
     "hg-dagger": Table(
