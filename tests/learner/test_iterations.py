@@ -138,3 +138,18 @@ def test_a_policy_that_cannot_be_published_is_not_sampled_under_the_name_of_the_
         ends_without_an_update(learner, 1)
     assert learner.trainer.done  # no run goes on for ever
     let_go(learner)
+
+
+def test_a_run_that_patience_ended_stays_ended_until_that_is_raised(tmp_path, caplog):
+    caplog.set_level("INFO")
+    learner = learner_of(CONFIG, None, tmp_path / "run")
+    while learner.trainer.phase is not Phase.COLLECT:
+        learner.work()
+    learner.trainer.collector.scheduler.memory, learner.updates = Memory({}, CONFIG.group.patience), 1
+    learner.checkpoint()
+    let_go(learner)
+    patient = dataclasses.replace(CONFIG, group=dataclasses.replace(CONFIG.group, patience=9))
+    for config, over in ((CONFIG, True), (patient, False)):
+        again = learner_of(config, None, tmp_path / "run")
+        assert (again.trainer.done, "raise group.patience to go on" in caplog.text) == (over, True)
+        let_go(again)

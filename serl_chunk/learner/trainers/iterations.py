@@ -264,6 +264,13 @@ class IterationTrainer(PretrainingTrainer):
             self.phase = Phase.DONE
             logger.info(f"resumed after {learner.updates} iterations: all are done (raise group.iterations to go on)")
             return
+        if scheduler.memory.barren >= self._group.patience and saved.acting == self._acting():
+            self.phase = Phase.DONE
+            logger.info(
+                f"resumed after {learner.updates} iterations: the last {scheduler.memory.barren} had no update (change "
+                "what they learn from, and raise group.patience to go on)"
+            )
+            return
         logger.info(f"resumed after {learner.updates} iterations, {learner.env_steps} online steps")
         version = learner.publish()
         if saved.acting == self._acting():
