@@ -36,7 +36,7 @@ from serl_chunk_robot.devices.polling import PolledDevice
 class Simulated(PolledDevice):
     """Seven joints. A file shows their torque, and its absence unplugs the leader.
 
-    A file "held" beside it: a hand holds the leader. A file "away": a hand moves it away from its arm, once.
+    With a file "held" beside it a hand holds the leader; with a file "away" a hand moves it away from its arm, once.
     """
 
     pause = 0.002

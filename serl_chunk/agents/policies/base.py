@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
@@ -141,6 +142,29 @@ class ChunkNetwork:
         """float32[..., R] of log-probabilities of numbers float32[..., H*A]: of each action, or of the chunk."""
         each = jnp.sum(self.chunks(log_prob), axis=-1)
         return each if self.spec.group.density == "tick" else jnp.sum(each, axis=-1, keepdims=True)
+
+
+class Head(ChunkNetwork):
+    """Base: a distribution of each number, with a mean and a scale. It learns from a batch without draws of its own."""
+
+    drawn: Callable[..., jax.Array] = staticmethod(jax.random.normal)  # its noise, of scale 1
+
+    def draws(self, key: jax.Array, size: int) -> Noise:
+        return {}
+
+    def given(self, batch: ChunkBatch, draws: Noise) -> jax.Array:
+        return jnp.zeros(batch.actions.shape[:2])
+
+    def candidate_noise(
+        self, key: jax.Array, observation: Observation, count: int, *, explore: bool, alone: jax.Array | bool = False
+    ) -> jax.Array:
+        """Not exploring, the first candidate is the mode and the others are always the same."""
+        if explore:
+            return self.drawn(key, (count, self.chunk_dim))
+        return self.drawn(jax.random.key(0), (count, self.chunk_dim)).at[0].set(0.0)
+
+    def record_noise(self, key: jax.Array) -> Noise:
+        return {"z": self.drawn(key, self.noise_shape)}
 
 
 def observation_key(observation: Observation) -> jax.Array:

@@ -10,17 +10,16 @@ import jax.numpy as jnp
 
 from serl_chunk.agents.losses.imitation import imitation_sum
 from serl_chunk.agents.perception import Perception
-from serl_chunk.agents.policies.base import ChunkNetwork, Record
-from serl_chunk.agents.state import Committed, Context, Noise, Observation, Params
+from serl_chunk.agents.policies.base import Head, Record
+from serl_chunk.agents.state import Committed, Context, Noise, Params
 from serl_chunk.models.distributions import TanhNormal, normal_log_prob
 from serl_chunk.models.mlp import Activation, KernelInit, Mlp, Norm
 from serl_chunk.models.sums import Sum
-from serl_chunk.types import ChunkBatch
 
 _LOG_STD_MAX = 2.0
 
 
-class GaussianPolicy(ChunkNetwork):
+class GaussianPolicy(Head):
     """TanhNormal over flat chunks; the net's outputs are means, then log sigmas."""
 
     def __init__(
@@ -41,12 +40,6 @@ class GaussianPolicy(ChunkNetwork):
     def distribution(self, params: Params, context: Context) -> TanhNormal:
         mean, log_std = jnp.split(self.net.apply({"params": params}, context.features), 2, axis=-1)
         return TanhNormal(mean, jnp.clip(log_std, self.log_std_min, _LOG_STD_MAX))
-
-    def draws(self, key: jax.Array, size: int) -> Noise:
-        return {}
-
-    def given(self, batch: ChunkBatch, draws: Noise) -> jax.Array:
-        return jnp.zeros(batch.actions.shape[:2])
 
     def loss(
         self, params: Params, context: Context, chunks: jax.Array, weight: jax.Array, given: jax.Array, draws: Noise
@@ -69,17 +62,6 @@ class GaussianPolicy(ChunkNetwork):
         dist = TanhNormal(*(jnp.broadcast_to(x[..., None, :], noise.shape) for x in one))
         flat, log_prob = dist.sample_and_log_prob(noise)
         return self.chunks(flat), self.chunks(log_prob)
-
-    def candidate_noise(
-        self, key: jax.Array, observation: Observation, count: int, *, explore: bool, alone: jax.Array | bool = False
-    ) -> jax.Array:
-        """Standard normal; not exploring, the first candidate is the mode and the others are always the same."""
-        if explore:
-            return jax.random.normal(key, (count, self.chunk_dim))
-        return jax.random.normal(jax.random.key(0), (count, self.chunk_dim)).at[0].set(0.0)
-
-    def record_noise(self, key: jax.Array) -> Noise:
-        return {"z": jax.random.normal(key, self.noise_shape)}
 
     def _density(self, params: Params, context: Context) -> TanhNormal:
         """What iterations on groups sample: with `group.sigma` above 0 in place of its own deviation."""

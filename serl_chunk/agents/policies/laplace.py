@@ -10,22 +10,23 @@ import jax.numpy as jnp
 
 from serl_chunk.agents.losses.imitation import imitation_sum
 from serl_chunk.agents.perception import Perception
-from serl_chunk.agents.policies.base import ChunkNetwork, Record
-from serl_chunk.agents.state import Committed, Context, Noise, Observation, Params
+from serl_chunk.agents.policies.base import Head, Record
+from serl_chunk.agents.state import Committed, Context, Noise, Params
 from serl_chunk.models.mlp import Mlp
 from serl_chunk.models.sums import Sum
-from serl_chunk.types import ChunkBatch
 
 _FIRST_LOG_SCALE = -3.0  # log b of an output of 0 (RIPT-VLA's code)
 _LOG_SCALE = (-6.0, 0.5)  # range of log b; RIPT-VLA's begins at -2, which is wider than chunks in our model space are
 
 
-class LaplacePolicy(ChunkNetwork):
+class LaplacePolicy(Head):
     """Independent Laplace distributions of a chunk's numbers. The network's parameters: {"mean", "scale"}.
 
     Imitation fits the mean by |a - mean|, and the scale by likelihood with mean and features held. In iterations on
     groups the scale stays as it is; `group.sigma` above 0 stands in its place.
     """
+
+    drawn = staticmethod(jax.random.laplace)
 
     def __init__(self, hidden: Sequence[int], perception: Perception) -> None:
         super().__init__(perception)
@@ -45,12 +46,6 @@ class LaplacePolicy(ChunkNetwork):
         raw = self.scale.apply({"params": params["scale"]}, jax.lax.stop_gradient(context.features))
         return jnp.clip(raw + _FIRST_LOG_SCALE, *_LOG_SCALE)
 
-    def draws(self, key: jax.Array, size: int) -> Noise:
-        return {}
-
-    def given(self, batch: ChunkBatch, draws: Noise) -> jax.Array:
-        return jnp.zeros(batch.actions.shape[:2])
-
     def loss(
         self, params: Params, context: Context, chunks: jax.Array, weight: jax.Array, given: jax.Array, draws: Noise
     ) -> Sum:
@@ -65,17 +60,6 @@ class LaplacePolicy(ChunkNetwork):
         """Chunks float32[..., N, H, A] before any clip; `noise` float32[..., N, H*A] is of scale 1."""
         mean, log_scale = (of(params, context)[..., None, :] for of in (self._mean, self._log_scale))
         return self.chunks(mean + jnp.exp(log_scale) * noise)
-
-    def candidate_noise(
-        self, key: jax.Array, observation: Observation, count: int, *, explore: bool, alone: jax.Array | bool = False
-    ) -> jax.Array:
-        """Of scale 1; not exploring, the first candidate is the mode and the others are always the same."""
-        if explore:
-            return jax.random.laplace(key, (count, self.chunk_dim))
-        return jax.random.laplace(jax.random.key(0), (count, self.chunk_dim)).at[0].set(0.0)
-
-    def record_noise(self, key: jax.Array) -> Noise:
-        return {"z": jax.random.laplace(key, self.noise_shape)}
 
     def _density(self, params: Params, context: Context) -> tuple[jax.Array, jax.Array]:
         """Mean and log b of what iterations sample; the gradient is the mean's alone."""
