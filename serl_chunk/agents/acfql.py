@@ -1,6 +1,6 @@
-"""Q-chunking with a flow policy (Li, Zhou and Levine 2025), and V in its critic's target.
+"""Q-chunking with a flow policy (Li, Zhou and Levine 2025) or pi0, and V in its critic's target.
 
-The flow imitates, and the critic chooses among N of its chunks. The critic's target is V, an expectile of Q over the
+The policy imitates, and the critic chooses among N of its chunks. The critic's target is V, an expectile of Q over the
 data (IQL). As published the target is the critic's value of the chunk that the policy would choose: `published_qc`.
 
 With `DecoupledConfig` (decoupled Q-chunking, Li, Park and Levine 2025) the critic Q_h of h actions teaches Q_e of the e
@@ -15,50 +15,94 @@ Only Q_e has a target network, and candidates are compared by Q_e.
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
+import jax.numpy as jnp
 
 from serl_chunk.agents.actor_critic import ActorCritic
 from serl_chunk.agents.losses.imitation import imitated, imitated_numbers
-from serl_chunk.agents.policies.flow import FlowPolicy
-from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import AgentState, Alone, Committed, Loss, Metrics, Noise, Observation, Params, key_of
+from serl_chunk.agents.policies.base import ChunkPolicy, observation_key
+from serl_chunk.agents.policies.choice import policy_of
+from serl_chunk.agents.spec import AgentSpec, FeatureSpec
+from serl_chunk.agents.state import (
+    AgentState,
+    Alone,
+    Committed,
+    Context,
+    Loss,
+    Metrics,
+    Noise,
+    Observation,
+    Params,
+    key_of,
+)
+from serl_chunk.agents.vision import ObservationEmbedder
 from serl_chunk.config.agents.acfql import AcfqlConfig
 from serl_chunk.models.sums import mean_of
 from serl_chunk.types import ChunkBatch
 
 
 class FlowActor(ActorCritic):
-    """Base of agents that act by a flow. The policy's parameters: {"encoder", "flow"}."""
+    """Base of agents that act by the best of some samples of a policy, whose tree is `AgentState.policy`."""
 
-    flow: FlowPolicy
+    net: ChunkPolicy
+
+    def act_by(self, net: ChunkPolicy) -> None:
+        """Take the policy, once."""
+        self.net, self.with_base = net, net.with_base
 
     def init(self, rng: jax.Array) -> AgentState:
-        return self.initial_state(rng, self.flow.init(key_of(rng, "flow")))
+        return self.initial_state(rng, self.net.init(key_of(rng, "flow")))
 
-    def sampled(
-        self, policy: Params, critic: Params, base: Params, observation: Observation, noise: jax.Array,
-        committed: Committed | None = None,
-    ) -> jax.Array:  # fmt: skip
-        """Chunks float32[..., N, H, A] of the policy that acts, within model space, from noise float32[..., N, H*A]."""
-        context = self.perception.policy_context(policy, critic, base, observation)
-        return self.bounded(self.flow.sample(policy["flow"], context, noise, committed))
+    def pretrained(self, state: AgentState) -> AgentState:
+        policy = self.net.pretrained(state.policy)
+        average = jax.tree.map(jnp.copy, policy) if state.policy_average else {}
+        return super().pretrained(state).replace(policy=policy, policy_average=average)
+
+    def seen_by_policy(self, state: AgentState, base: Params, batch: ChunkBatch) -> ChunkBatch:
+        return self.net.augmented(state.rng, base, batch)
+
+    def embedder(self, base: Params) -> ObservationEmbedder | None:
+        return self.net.embedder(base)
+
+    def cached_features(self) -> dict[str, FeatureSpec]:
+        return self.net.cached_features()
+
+    def shown(self, policy: Params, critic: Params, base: Params, observation: Observation) -> Context:
+        """An observation as what samples it reads it."""
+        return self.net.context(policy, base, observation, critic)
+
+    def sampled(self, policy: Params, critic: Params, base: Params, observation: Observation, noise: Any) -> jax.Array:
+        """`samples` of an observation."""
+        return self.samples(policy, base, self.shown(policy, critic, base, observation), noise)
+
+    def samples(
+        self, policy: Params, base: Params, context: Context, noise: Any, committed: Committed | None = None
+    ) -> jax.Array:
+        """Chunks float32[..., N, H, A] of the policy that acts, within model space, from noise [..., N, ...]."""
+        return self.bounded(self.net.sample(self.net.network(policy, base), context, noise, committed))
 
     def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
-        """The flow's."""
-        return self.flow.draws(key, len(batch.actions))
+        """The policy's."""
+        return self.net.draws(key, len(batch.actions))
 
     def acting_noise(
         self, params: Params, key: jax.Array, observation: Observation, *, explore: bool, alone: Alone = False
-    ) -> jax.Array:
-        return self.flow.candidate_noise(key, observation, self.config.candidates, explore=explore, alone=alone)
+    ) -> Noise:
+        return self.net.candidate_noise(key, observation, self.config.candidates, explore=explore, alone=alone)
 
     def act(
         self, params: Params, base: Params, observation: Observation, noise: Noise, committed: Committed,
         alone: Alone = False,
     ) -> tuple[jax.Array, Metrics]:  # fmt: skip
-        chunks = self.sampled(params["policy"], params["critic"], base, observation, noise, committed)
-        context = self.perception.critic_context(params["critic"], base, observation)
-        return self.choose(params, context, self.finished(chunks, committed), alone)[:2]
+        policy, critic = params.get("policy", {}), params["critic"]  # a constant one has no parameters
+        context = self.shown(policy, critic, base, observation)
+        chunks = self.samples(policy, base, context, noise, committed)
+        seen = self.net.described(context, base, observation)
+        return self.choose(
+            params, self.perception.critic_context(critic, base, seen), self.finished(chunks, committed), alone
+        )[:2]
 
 
 class Acfql(FlowActor):
@@ -69,7 +113,28 @@ class Acfql(FlowActor):
     def __init__(self, config: AcfqlConfig, spec: AgentSpec) -> None:
         super().__init__(config, spec, with_value=True)
         self.policy_updates = config.policy_updates
-        self.flow = FlowPolicy(config.flow, self.perception)
+        self.act_by(policy_of(config, self.perception))
+
+    def acting_noise(
+        self, params: Params, key: jax.Array, observation: Observation, *, explore: bool, alone: Alone = False
+    ) -> Noise:
+        """The candidates'; with `edit_scale` that of the first, "x", and the steps of the others, "edit"."""
+        noise = super().acting_noise(params, key, observation, explore=explore, alone=alone)
+        if not (scale := self.config.edit_scale):
+            return noise
+        shape, key = (
+            (self.config.candidates - 1, 1, self.spec.action_dim),
+            key if explore else observation_key(observation),
+        )
+        return {"x": noise[:1], "edit": scale * jax.random.normal(key_of(key, "edit"), shape)}
+
+    def samples(
+        self, policy: Params, base: Params, context: Context, noise: Any, committed: Committed | None = None
+    ) -> jax.Array:
+        if not isinstance(noise, dict):
+            return super().samples(policy, base, context, noise, committed)
+        first = super().samples(policy, base, context, noise["x"], committed)
+        return jnp.concatenate([first, first + noise["edit"]], axis=-3)
 
     def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
         """The heads'."""
@@ -93,9 +158,9 @@ class Acfql(FlowActor):
     def policy_loss(
         self, policy: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise, *, bc_only: bool
     ) -> Loss:
-        """L_flow over what `bc_on` names."""
+        """Imitation of what `bc_on` names."""
         shown = imitated(batch)
-        context = self.perception.policy_context(policy, self.choosing_params(state), base, shown.observations)
-        weight, given = imitated_numbers(shown.bc_weight, shown.bc_dims), self.flow.given(shown, draws)
-        imitation = self.flow.loss(policy["flow"], context, shown.actions, weight, given, draws)
+        context = self.net.context(policy, base, shown.observations, self.choosing_params(state))
+        weight, given = imitated_numbers(shown.bc_weight, shown.bc_dims), self.net.given(shown, draws)
+        imitation = self.net.loss(self.net.network(policy, base), context, shown.actions, weight, given, draws)
         return Loss((imitation,), {"actor/bc_loss": imitation, "actor/bc_share": mean_of(batch.bc_weight)})

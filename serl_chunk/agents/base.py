@@ -16,7 +16,7 @@ from flax.traverse_util import flatten_dict
 from serl_chunk.agents.optimiser import adam, descend, gradient, soft_update
 from serl_chunk.agents.perception import Perception
 from serl_chunk.agents.policies.base import HasBase
-from serl_chunk.agents.spec import AgentSpec, BatchSpec
+from serl_chunk.agents.spec import AgentSpec, BatchSpec, FeatureSpec
 from serl_chunk.agents.state import (
     AgentState,
     Alone,
@@ -31,7 +31,7 @@ from serl_chunk.agents.state import (
     key_of,
     unflatten_params,
 )
-from serl_chunk.agents.vision import digest_of
+from serl_chunk.agents.vision import ObservationEmbedder, digest_of
 from serl_chunk.config.agents.base import AgentConfig
 from serl_chunk.types import ChunkBatch, ConfigError
 
@@ -76,6 +76,7 @@ class Agent(abc.ABC):
 
     def __init__(self, config: AgentConfig, spec: AgentSpec) -> None:
         self.config, self.spec, self.has_critic = config, spec, config.has_critic
+        self.trains_policy = config.trains_policy
         self.perception = Perception(config, spec)
         self.with_base: HasBase = self.perception.vision
         self.chunk_dim = spec.horizon * spec.action_dim
@@ -143,21 +144,29 @@ class Agent(abc.ABC):
         """The parameters that `sample` needs besides the base; `pretrained`: the critic saw no failure."""
 
     def wants(self) -> dict[str, BatchSpec]:
-        """The batches of `update` by name. Without one of "policy" the policy has the critic's last.
+        """The batches of `update` by name. Without one of "policy" the policy has the critic's last."""
+        parts = ["critic"] if self.has_critic else []
+        if self.trains_policy and (not parts or self.spec.policy_batch or self.config.imitated_batches):
+            parts.append("policy")
+        return {part: self.batch_spec(part) for part in parts}
 
-        `update_critic` takes those of "critic" alone, and `update_policy` of "policy", one for each step, whether or
-        not they are named here.
-        """
-        of_policy = BatchSpec(self.spec.policy_batch, each=False, next_observations=False)
-        if not self.has_critic:
-            return {"policy": of_policy}
-        return {"critic": BatchSpec()} | ({"policy": of_policy} if self.spec.policy_batch else {})
+    def batch_spec(self, part: str) -> BatchSpec:
+        """The batches of "critic" that `update_critic` takes, or of "policy" that `update_policy` does."""
+        if part == "critic":
+            return BatchSpec(frames=None if self.config.seen_by_critic == "pixels" else False)
+        few = self.config.imitated_batches
+        size = self.spec.policy_batch
+        return BatchSpec(size, each=False, next_observations=False, frames=few or None, imitated=few)
 
     # -- updates ---------------------------------------------------------------------------------------------
 
     def seen(self, state: AgentState, base: Params, batch: ChunkBatch) -> ChunkBatch:
-        """`batch` as networks read it in an update, its images augmented."""
+        """`batch` as critics read it in an update, its images augmented."""
         return self.perception.shifted(state.rng, base, batch)
+
+    def seen_by_policy(self, state: AgentState, base: Params, batch: ChunkBatch) -> ChunkBatch:
+        """`batch` as policies read it in an update, its images augmented."""
+        return self.seen(state, base, batch)
 
     def _update(self, state: AgentState, base: Params, batches: Mapping[str, ChunkBatch]) -> Updated:
         if not self.has_critic:
@@ -167,15 +176,17 @@ class Agent(abc.ABC):
             both = lambda s, b: self._drawn_step(s, base, self.seen(s, base, b), "critic", "policy")  # noqa: E731
             return _scan(both, state, of_critic)
         state, metrics = _scan(lambda s, b: self._critic_step(s, base, b), state, of_critic)
+        if not self.trains_policy:
+            return state, metrics
         last = jax.tree.map(lambda x: x[-1], batches.get("policy", of_critic))
-        state, of_policy = self._policy_steps(state, base, self.seen(state, base, last), self.policy_updates)
+        state, of_policy = self._policy_steps(state, base, self.seen_by_policy(state, base, last), self.policy_updates)
         return state, metrics | of_policy
 
     def _update_policy(
         self, state: AgentState, base: Params, batches: ChunkBatch, updates: int = 1, *, bc_only: bool = True
     ) -> Updated:
         def step(s: AgentState, batch: ChunkBatch) -> Updated:
-            return self._policy_steps(s, base, self.seen(s, base, batch), updates, bc_only=bc_only)
+            return self._policy_steps(s, base, self.seen_by_policy(s, base, batch), updates, bc_only=bc_only)
 
         return _scan(step, state, batches)
 
@@ -298,6 +309,16 @@ class Agent(abc.ABC):
     def states(self, rng: jax.Array) -> Sequence[AgentState]:
         """States of which a checkpoint may be, to take their shapes."""
         return [self.init(rng)]
+
+    # -- features of stored observations ---------------------------------------------------------------------
+
+    def embedder(self, base: Params) -> ObservationEmbedder | None:
+        """What computes the features that batches have in place of frames; None where there are none."""
+        return self.perception.embedder(base)
+
+    def cached_features(self) -> dict[str, FeatureSpec]:
+        """The features that `embedder` computes, by name."""
+        return self.perception.cached_features()
 
     # -- base ------------------------------------------------------------------------------------------------
 

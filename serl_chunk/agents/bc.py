@@ -7,12 +7,7 @@ import jax.numpy as jnp
 
 from serl_chunk.agents.base import Agent
 from serl_chunk.agents.losses.imitation import imitated, imitated_numbers
-from serl_chunk.agents.perception import Perception
-from serl_chunk.agents.policies.base import ChunkPolicy
-from serl_chunk.agents.policies.flow import FlowPolicy
-from serl_chunk.agents.policies.gaussian import GaussianPolicy
-from serl_chunk.agents.policies.laplace import LaplacePolicy
-from serl_chunk.agents.policies.pi0 import Pi0Policy, PublishedPi0Policy
+from serl_chunk.agents.policies.choice import policy_of
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import (
     AgentState,
@@ -29,17 +24,6 @@ from serl_chunk.agents.state import (
 from serl_chunk.config.agents.bc import BcConfig
 from serl_chunk.models.sums import mean_of
 from serl_chunk.types import ChunkBatch
-
-
-def policy_of(config: BcConfig, perception: Perception) -> ChunkPolicy:
-    """The policy that `config.policy` names."""
-    if config.policy == "pi0":
-        of = PublishedPi0Policy if config.pi0.published else Pi0Policy
-        return of(config.pi0, config.image_keys, perception.spec)
-    if config.policy == "flow":
-        return FlowPolicy(config.flow, perception)
-    head = LaplacePolicy if config.policy == "laplace" else GaussianPolicy
-    return head(config.hidden, perception)
 
 
 class Bc(Agent):
@@ -61,7 +45,7 @@ class Bc(Agent):
         average = jax.tree.map(jnp.copy, policy) if self.config.policy_ema else {}
         return state.replace(policy=policy, policy_average=average)
 
-    def seen(self, state: AgentState, base: Params, batch: ChunkBatch) -> ChunkBatch:
+    def seen_by_policy(self, state: AgentState, base: Params, batch: ChunkBatch) -> ChunkBatch:
         return self.net.augmented(state.rng, base, batch)
 
     def shown(self, policy: Params, base: Params, observation: Observation) -> tuple[Params, Context]:

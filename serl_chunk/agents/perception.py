@@ -7,12 +7,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from serl_chunk.agents.spec import GRIPPER, AgentSpec, FeatureSpec
+from serl_chunk.agents.spec import GRIPPER, POLICY_FEATURES, AgentSpec, FeatureSpec
 from serl_chunk.agents.state import Context, Observation, Params, key_of
 from serl_chunk.agents.vision import ObservationEmbedder, Vision
 from serl_chunk.config.agents.base import AgentConfig
+from serl_chunk.config.agents.language import LanguageConfig
 from serl_chunk.models.encoder import ObservationEncoder, random_shift
 from serl_chunk.types import FEATURE_PREFIX, IMAGE_PREFIX, PROMPT, PROMPT_MASK, STATE, ChunkBatch
+
+_SEGMENT = 128  # numbers of a policy's feature in a critic, at most
 
 
 class Perception:
@@ -20,7 +23,13 @@ class Perception:
 
     def __init__(self, config: AgentConfig, spec: AgentSpec) -> None:
         self.config, self.spec = config, spec
-        self.encoder: Any = ObservationEncoder(config.image_keys, config.use_state, config.encoder, config.language)
+        self.segments, self.segment_width = config.policy_segments
+        by_pixels, language = config.seen_by_critic == "pixels", config.language
+        self.encoder: Any = ObservationEncoder(
+            config.image_keys if by_pixels else (), config.use_state, config.encoder,
+            language if by_pixels and config.as_pi0 is None else LanguageConfig(),
+            segments=min(_SEGMENT, self.segment_width // 2) if self.segments else 0,
+        )  # fmt: skip
         self.vision = Vision(config, spec.cameras)
         self.caches_features = config.encoder.cache_features and self.vision.frozen
 
@@ -71,6 +80,8 @@ class Perception:
                 out[FEATURE_PREFIX + c.name] = jnp.zeros((1, *self.vision.feature_shape(c)), jnp.float16)
             else:
                 out[IMAGE_PREFIX + c.name] = jnp.zeros((1, c.height, c.width, 3), jnp.uint8)
+        if self.segments:
+            out[POLICY_FEATURES] = jnp.zeros((1, self.segments, self.segment_width), jnp.float16)
         if self.config.language.reads:
             out[PROMPT] = jnp.zeros((1, self.config.language.length), jnp.int32)
             out[PROMPT_MASK] = jnp.zeros((1, self.config.language.length), jnp.bool_)
@@ -78,7 +89,7 @@ class Perception:
 
     def embedder(self, base: Params) -> ObservationEmbedder | None:
         """Computes features of stored observations for `encoder.cache_features`; None where it is off."""
-        return ObservationEmbedder(self.vision, base) if self.caches_features else None
+        return ObservationEmbedder(self.vision.features(), self.vision.embedded, base) if self.caches_features else None
 
     def cached_features(self) -> dict[str, FeatureSpec]:
         """The features that `embedder` computes, by name; empty where it is off."""

@@ -110,6 +110,7 @@ class PublishedAcfql(PublishedQc, FlowActor):
         layers["time"] = "fourier" if config.use_fourier_features else "raw"
         flow = FlowConfig(hidden=hidden, steps=config.flow_steps)
         self.flow = FlowPolicy(flow, self.perception, published=True, fourier_dim=config.fourier_feature_dim, **layers)
+        self.act_by(self.flow)
 
     def init(self, rng: jax.Array) -> AgentState:
         policy = self.flow.init(key_of(rng, "flow"))
@@ -117,15 +118,17 @@ class PublishedAcfql(PublishedQc, FlowActor):
             policy["onestep"] = self.one_step.init(key_of(rng, "one step"))
         return self.initial_state(rng, policy)
 
-    def sampled(
-        self, policy: Params, critic: Params, base: Params, observation: Observation, noise: jax.Array,
-        committed: Committed | None = None,
-    ) -> jax.Array:  # fmt: skip
+    def shown(self, policy: Params, critic: Params, base: Params, observation: Observation) -> Context:
         if self.one_step is None:
-            return super().sampled(policy, critic, base, observation, noise, committed)
-        student = policy["onestep"]
-        context = self.perception.policy_context(student, critic, base, observation)
-        return self.bounded(self.one_step.sample(student["net"], context, noise))
+            return super().shown(policy, critic, base, observation)
+        return self.perception.policy_context(policy["onestep"], critic, base, observation)
+
+    def samples(
+        self, policy: Params, base: Params, context: Context, noise: Any, committed: Committed | None = None
+    ) -> jax.Array:
+        if self.one_step is None:
+            return super().samples(policy, base, context, noise, committed)
+        return self.bounded(self.one_step.sample(policy["onestep"]["net"], context, noise))
 
     def next_chunk(self, state: AgentState, base: Params, observations: Observation, noise: jax.Array) -> jax.Array:
         """The best of N chunks at o' by the online critic (QC, equation 7), flat, from noise float32[B, N, D]."""

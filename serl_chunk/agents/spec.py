@@ -8,9 +8,11 @@ from typing import NamedTuple
 from serl_chunk.config.agents.encoder import shown
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.groups import GroupConfig
-from serl_chunk.types import CameraSpec, RobotSpec
+from serl_chunk.types import FEATURE_PREFIX, CameraSpec, RobotSpec
 
-GRIPPER = "gripper"  # entry of an observation: a discrete gripper's choice for the chunk, as a critic's input
+# Entries of an observation as a critic sees it: a discrete gripper's choice for the chunk, and the policy's features.
+GRIPPER = "gripper"
+POLICY_FEATURES = FEATURE_PREFIX + "policy"
 
 
 class BatchSpec(NamedTuple):
@@ -19,6 +21,8 @@ class BatchSpec(NamedTuple):
     size: int | None = None  # windows; None: `learner.batch_size`
     each: bool = True  # one for each critic update of a call, or one for the call
     next_observations: bool = True  # whether it has the observations that windows end on
+    frames: bool | None = None  # whether it has pixels; None: where no features are kept in their place
+    imitated: bool = False  # whether it has only windows of which something is imitated, if there are such
 
 
 class FeatureSpec(NamedTuple):

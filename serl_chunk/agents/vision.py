@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -20,37 +20,47 @@ from serl_chunk.models.encoder import make_backbone
 from serl_chunk.models.resnet import read_weights
 from serl_chunk.types import FEATURE_PREFIX, IMAGE_PREFIX, CameraSpec, ConfigError
 
-# Frames in one call: large blocks, then small ones, the last filled up, so that few frames cost no large batch, and
+# Rows in one call: large blocks, then small ones, the last filled up, so that few rows cost no large batch, and
 # nothing is compiled again whatever their number.
 SIZES = (64, 8)
 
 
 class ObservationEmbedder:
-    """The features that an update would compute, on the host: each of one camera's frames.
+    """The features that an update would compute, on the host. Safe to call from any thread.
 
-    Compiles twice per size of image. Safe to call from any thread.
+    Args:
+        features: all of them, by name.
+        embed: a feature float16[N, *shape] of the base and of the N rows of entries that it reads; compiled twice for
+            each shape of these.
     """
 
-    def __init__(self, vision: Vision, base: Params) -> None:
-        self.features = vision.features()
-        self._base = base
-        self._embed = jax.jit(vision.embed)
+    def __init__(
+        self, features: Mapping[str, FeatureSpec], embed: Callable[[Params, Observation], jax.Array], base: Params
+    ) -> None:
+        self.features, self._base, self._embed = features, base, jax.jit(embed)
 
     def __call__(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return `features/<camera>` float16[N, h, w, C] of each `images/<camera>` uint8[N, H, W, 3], for any N."""
-        entries = {name: spec.reads[0] for name, spec in self.features.items()}
-        return {name: self._of_frames(inputs[key]) for name, key in entries.items() if key in inputs}
+        """Return the features float16[N, *shape] of which all entries [N, ...] are in `inputs`, for any N."""
+        return {
+            name: self._of_rows({key: inputs[key] for key in spec.reads})
+            for name, spec in self.features.items()
+            if all(key in inputs for key in spec.reads)
+        }
 
-    def _of_frames(self, images: np.ndarray) -> np.ndarray:
+    def _of_rows(self, entries: Mapping[str, np.ndarray]) -> np.ndarray:
         large, small = SIZES
-        whole = len(images) - len(images) % large
-        parts = [self._embed(self._base, images[at : at + large]) for at in range(0, whole, large)]
-        for at in range(whole, len(images), small):
-            few = images[at : at + small]
-            filled = np.concatenate([few, np.zeros((small - len(few), *few.shape[1:]), np.uint8)])
-            parts.append(self._embed(self._base, filled))
+        rows = len(next(iter(entries.values())))
+        whole = rows - rows % large
+        blocks = [(at, large) for at in range(0, whole, large)] + [(at, small) for at in range(whole, rows, small)]
+        parts = [
+            self._embed(self._base, {k: _filled(v[at : at + n], n) for k, v in entries.items()}) for at, n in blocks
+        ]
         # Cut on the host: a slice on the device is compiled for every length.
-        return np.concatenate([np.asarray(part) for part in parts])[: len(images)]
+        return np.concatenate([np.asarray(part) for part in parts])[:rows]
+
+
+def _filled(rows: np.ndarray, size: int) -> np.ndarray:
+    return np.concatenate([rows, np.zeros((size - len(rows), *rows.shape[1:]), rows.dtype)])
 
 
 State = TypeVar("State", bound=AgentState)
@@ -122,6 +132,10 @@ class Vision:
             if image is not None:
                 out[FEATURE_PREFIX + camera.name] = self.embed(base, image)
         return out
+
+    def embedded(self, base: Params, entries: Observation) -> jax.Array:
+        """`embed` of the one camera's images that `entries` have."""
+        return self.embed(base, next(iter(entries.values())))
 
     def embed(self, base: Params, images: jax.Array) -> jax.Array:
         """The frozen backbone's features float16[..., h, w, 512] of images uint8[..., H, W, 3]."""

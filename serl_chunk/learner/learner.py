@@ -199,7 +199,7 @@ class Learner:
             self.state, self.base = restored.state.state, self.base or restored.state.base
             self.agent.check_base(restored.meta["base_digest"])
         self.preprocess = preprocess
-        embed = agent.perception.embedder(self.base)  # with the weights that the run has: they never change
+        embed = agent.embedder(self.base)  # with the weights that the run has: they never change
         self.replay = Replay(spec, config, preprocess, bc_on=config.imitated, embed=embed)
         self.router = RecordRouter(self.replay)
         self.router.demonstrations.hold(data.demos)
@@ -401,9 +401,7 @@ def check_replay_memory(config: ExperimentConfig, spec: RobotSpec, agent: Agent)
     """
     cameras = agent_spec(config, spec).cameras
     language = config.agent.language.reads
-    return check_memory(
-        spec, config.replay, cameras, available_bytes(), agent.perception.cached_features(), language=language
-    )
+    return check_memory(spec, config.replay, cameras, available_bytes(), agent.cached_features(), language=language)
 
 
 def restored_preprocess(saved: Preprocess, fresh: Preprocess, *, same_data: bool) -> Preprocess:

@@ -163,21 +163,38 @@ class LanguageEncoder(nn.Module):
         return jnp.tanh(nn.LayerNorm()(nn.Dense(width)(mean)))
 
 
+class SegmentEncoder(nn.Module):
+    """Segments float16[..., n, W], each by a Dense, LayerNorm and tanh of its own: float32[..., n * latent]."""
+
+    latent: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        axes: Any = {"variable_axes": {"params": 0}, "split_rngs": {"params": True}, "in_axes": -2, "out_axes": -2}
+        dense, norm = nn.vmap(nn.Dense, **axes), nn.vmap(nn.LayerNorm, **axes)
+        x = jnp.tanh(norm(name="norm")(dense(self.latent, name="dense")(x.astype(jnp.float32))))
+        return x.reshape(*x.shape[:-2], -1)
+
+
 class ObservationEncoder(nn.Module):
     """Concatenates the state (where used), the text's embedding (where read) and every camera's: float32[..., F].
 
     The normalised state float32[..., S] enters as it is, or through Dense, LayerNorm and tanh of width `state_latent`.
-    A camera's input is its frame `images/<camera>`, or a frozen backbone's `features/<camera>`.
+    A camera's input is its frame `images/<camera>`, or a frozen backbone's `features/<camera>`. With `segments` a
+    policy's `features/policy` float16[..., n, W] enter too, each of them with this many numbers.
     """
 
     image_keys: Sequence[str]
     use_state: bool
     config: EncoderConfig
     language: LanguageConfig = LanguageConfig()
+    segments: int = 0
 
     @nn.compact
     def __call__(self, observation: Mapping[str, jax.Array]) -> jax.Array:
         parts = [self._embedded_state(observation[STATE])] if self.use_state else []
+        if self.segments:
+            parts.append(SegmentEncoder(self.segments, name="segments")(observation[FEATURE_PREFIX + "policy"]))
         if self.language.reads:
             of_text = LanguageEncoder(self.language.vocabulary, name="language")
             parts.append(of_text(observation[PROMPT], observation[PROMPT_MASK]))

@@ -123,6 +123,8 @@ class Partitions:
         self.view_online, self.view_demo, self.view_all = (IndexSet(rows) for _ in range(3))
         # Of demonstrations: windows of successful ones, and of all others; kept only where they are balanced.
         self._balanced = [] if r.positive_fraction is None else [IndexSet(rows), IndexSet(rows)]
+        # Of the halves' windows, those of which something is imitated; kept only where batches hold these alone.
+        self.imitated = [IndexSet(rows), IndexSet(rows)] if config.agent.imitated_batches else []
         self.windows_online: Windows = self.view_online
         self.windows_demo: Windows = self.view_demo
         self.windows_all: Windows = self.view_all
@@ -169,7 +171,8 @@ class Partitions:
             return False
         self.make_room(self.human, episode, len(episode.rows), frames)
         steps = episode.rows[: episode.length]
-        self.view_online.discard(steps)
+        for view in (self.view_online, *self.imitated[1:]):
+            view.discard(steps)
         self.view_all.discard(steps[self.storage.steps.source[steps] != Source.HUMAN])
         self.online.pop(episode)
         self.human.put(episode)
@@ -220,6 +223,8 @@ class Partitions:
         if self._balanced and episode.demonstration and episode.end is not None:
             windows = episode.rows[self.view_demo.contains(episode.rows)]
             self._balanced[episode.outcome != Outcome.SUCCESS].add(windows)
+        if self.imitated:
+            self._note_imitated(episode)
 
     def unindex(self, episode: StoredEpisode) -> None:
         self._hide(episode.rows)
@@ -227,8 +232,17 @@ class Partitions:
         episode.indexed = episode.eligible = episode.excluded = 0
 
     def _hide(self, rows: np.ndarray) -> None:
-        for view in (self.view_online, self.view_demo, self.view_all, *self._balanced):
+        for view in (self.view_online, self.view_demo, self.view_all, *self._balanced, *self.imitated):
             view.discard(rows)
+
+    def _note_imitated(self, episode: StoredEpisode) -> None:
+        """Add an episode's windows of which something is imitated; weights only fall where they are hidden first."""
+        rows, horizon = episode.rows[: episode.length], self._config.chunk.horizon
+        sums = np.concatenate([[0], np.cumsum(self.storage.steps.bc_weight[rows] > 0)])
+        ends = np.minimum(np.arange(len(rows)) + horizon, len(rows))
+        something = sums[ends] > sums[:-1]
+        for imitated, view in zip(self.imitated, (self.view_demo, self.view_online), strict=False):
+            imitated.add(rows[something & view.contains(rows)])
 
     def check_demos(self, episodes: Sequence[Episode], *, files: bool = True) -> None:
         """Raise DataError unless `episodes` are of this robot, different and, unless `files`, have decoded images."""
@@ -282,7 +296,7 @@ class Partitions:
         """Sizes of partitions and views, and the share of windows without a recent image."""
         episodes = [e for s in self.all for e in s.episodes.values()]
         eligible, excluded = sum(e.eligible for e in episodes), sum(e.excluded for e in episodes)
-        storage, views = self.storage, (3 + len(self._balanced)) * self.view_all.nbytes
+        storage, views = self.storage, (3 + len(self._balanced) + len(self.imitated)) * self.view_all.nbytes
         caches = storage.frames.deferred
         decoded = sum(c.held_bytes for c in caches)
         per_row = (storage.nbytes - storage.image_nbytes + views) / storage.row_slots.capacity

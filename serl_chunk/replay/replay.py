@@ -176,18 +176,19 @@ class Replay:
 
     def sample(
         self, rng: np.random.Generator, batch_size: int, updates: int | None = None,
-        *, half: Half | None = None, next_observations: bool = True,
+        *, half: Half | None = None, next_observations: bool = True, frames: bool | None = None, imitated: bool = False,
     ) -> ChunkBatch:  # fmt: skip
         """Draw `batch_size` windows with replacement; with `updates` = U, every array has a leading axis U.
 
         Each batch takes `round(demo_fraction * batch_size)` windows of the demonstration half, first, and the rest
         of the online half; an empty half gives its share to the other. With `half` that half alone gives them.
-        Without `next_observations` these are empty. The arrays are fresh and belong to the caller. Raises DataError
-        while there is no complete window.
+        Without `next_observations` these are empty. `frames`: see `StepStorage.seen_at`. With `imitated` only windows
+        of which something is imitated are drawn, where the agent's settings say so and there is one. The arrays are
+        fresh and belong to the caller. Raises DataError while there is no complete window.
         """
         with self._lock:
-            drawn = self._draw(rng, 1 if updates is None else updates, batch_size, half)
-            batch, pending = self._gather(drawn, next_observations)
+            drawn = self._draw(rng, 1 if updates is None else updates, batch_size, half, imitated=imitated)
+            batch, pending = self._gather(drawn, next_observations, frames)
             live = batch.valid > 0
             if self._preprocess.normaliser.bounded:
                 self._clipped += int((np.abs(batch.actions) > 1).sum(2)[live].sum())
@@ -199,12 +200,20 @@ class Replay:
             batch = with_moved_joints(batch, self._preprocess, noise, rng)
         return batch if updates is None else _lead(batch, updates, batch_size)
 
-    def _draw(self, rng: np.random.Generator, updates: int, batch_size: int, half: Half | None) -> np.ndarray:
+    def _draw(
+        self, rng: np.random.Generator, updates: int, batch_size: int, half: Half | None, *, imitated: bool
+    ) -> np.ndarray:
         """Storage rows int64[updates, batch_size] of windows' starts, or [..., L] of all their steps."""
         held, share = self._partitions, self._config.replay.demo_fraction
         demo, online = held.windows_demo, held.windows_online
+        if imitated and any(map(len, held.imitated)):
+            demo, online = held.imitated
+            half = half if half is None or len(demo if half == "demo" else online) else None
         if half is None and isinstance(share, str):  # "uniform"
             parts = [(held.windows_all, batch_size)]
+            if demo is not held.windows_demo:  # in proportion
+                n = int(rng.binomial(batch_size, len(demo) / (len(demo) + len(online))))
+                parts = [(demo, n), (online, batch_size - n)]
         else:
             if half is None and not isinstance(share, str) and len(demo) and len(online):
                 n = int(share * batch_size + 0.5)
@@ -237,13 +246,13 @@ class Replay:
             held, weight = self._partitions.demo.episodes.values(), self._partitions.storage.steps.bc_weight
             return any(weight[e.rows[: e.length]].any() for e in held)
 
-    def _gather(self, drawn: np.ndarray, later: bool) -> tuple[ChunkBatch, list[Fetch]]:
+    def _gather(self, drawn: np.ndarray, later: bool, frames: bool | None) -> tuple[ChunkBatch, list[Fetch]]:
         storage, config = self._partitions.storage, self._config
         if config.replay.windows == "qc":
             rows = drawn.reshape(-1, drawn.shape[-1])
             batch = gather_qc_windows(storage, self._preprocess, config, rows, bc_all=self._bc_on == "all")
             return (batch if later else batch._replace(next_observations={})), []
-        return gather(storage, self._preprocess, config, drawn.ravel(), later=later)
+        return gather(storage, self._preprocess, config, drawn.ravel(), later=later, frames=frames)
 
     @property
     def features_missing(self) -> int:
@@ -295,6 +304,8 @@ class Request(NamedTuple):
     updates: int
     size: int
     next_observations: bool = True
+    frames: bool | None = None
+    imitated: bool = False
 
 
 class BatchLoader:
@@ -334,8 +345,10 @@ class BatchLoader:
 
     def _prepare(self, requests: Sequence[Request], half: Half | None) -> Any:
         drawn = {
-            name: self._replay.sample(self._rng, size, updates, half=half, next_observations=later)
-            for name, updates, size, later in requests
+            name: self._replay.sample(
+                self._rng, size, updates, half=half, next_observations=later, frames=frames, imitated=imitated
+            )
+            for name, updates, size, later, frames, imitated in requests
         }
         return self._put(drawn)
 

@@ -334,14 +334,22 @@ class StepStorage:
             return None
         return self.tasks.texts_at(self.steps.task[rows])
 
-    def seen_at(self, rows: np.ndarray, observe: Observe) -> tuple[dict[str, np.ndarray], list[Fetch]]:
+    def seen_at(
+        self, rows: np.ndarray, observe: Observe, frames: bool | None = None
+    ) -> tuple[dict[str, np.ndarray], list[Fetch]]:
         """Return what batches have of the cameras at `rows` int64[B], fresh arrays by key, and what completes them.
 
         `images/<camera>` uint8[B, H, W, 3], or features float16[B, ...] in place of those that they are computed of.
+
+        Args:
+            frames: True: images alone; False: features alone.
         """
-        out, pending = self.features.at(rows, functools.partial(self._inputs, observe=observe))
+        features, out, pending = self.features, dict[str, np.ndarray](), list[Fetch]()
+        if not frames:
+            out, pending = features.at(rows, functools.partial(self._inputs, observe=observe))
         for c, camera in enumerate(self.cameras):
-            if (key := IMAGE_PREFIX + camera.name) not in self.features.replaced:
+            key = IMAGE_PREFIX + camera.name
+            if frames or (frames is None and key not in features.replaced):
                 out[key], load = self.frames.at(c, self.frames.frame[rows, c])
                 pending += [] if load is None else [load]
         return out, pending

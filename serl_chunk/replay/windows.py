@@ -157,13 +157,15 @@ class StratifiedSampler:
 
 
 def gather(
-    storage: StepStorage, preprocess: Preprocess, config: ExperimentConfig, starts: np.ndarray, *, later: bool = True
-) -> tuple[ChunkBatch, list[Fetch]]:
+    storage: StepStorage, preprocess: Preprocess, config: ExperimentConfig, starts: np.ndarray,
+    *, later: bool = True, frames: bool | None = None,
+) -> tuple[ChunkBatch, list[Fetch]]:  # fmt: skip
     """Gather the windows that start at storage rows `starts` int64[B], in model space; every array is fresh.
 
     Also returns what fills in images, or features, that the batch still lacks. Beyond an episode's end the last
     executed action is repeated (in the robot's units, then encoded), `valid` and `rewards` are 0. There may be fewer or
-    more rewards than actions. Without `later` there are no next observations. Fields: docs/architecture/replay.md.
+    more rewards than actions. Without `later` there are no next observations. `frames`: see `StepStorage.seen_at`.
+    Fields: docs/architecture/replay.md.
     """
     horizon, returned = config.chunk.carried, config.chunk.returned
     b, reach = len(starts), max(horizon, returned)
@@ -184,10 +186,11 @@ def gather(
     decided = live & (held.decision_tick[steps] == held.tick[starts][:, None])  # -1 where the policy did not act
     observations = preprocess.observe_rows(state, storage.texts_at(starts))
     next_observations = preprocess.observe_rows(held.state[ends], storage.texts_at(ends)) if later else {}
-    seen, pending = storage.seen_at(np.concatenate([starts, ends]) if later else starts, preprocess.observe_rows)
-    observations |= {key: shown[:b] for key, shown in seen.items()}
+    shown = np.concatenate([starts, ends]) if later else starts
+    seen, pending = storage.seen_at(shown, preprocess.observe_rows, frames)
+    observations |= {key: values[:b] for key, values in seen.items()}
     if later:
-        next_observations |= {key: shown[b:] for key, shown in seen.items()}
+        next_observations |= {key: values[b:] for key, values in seen.items()}
     batch = ChunkBatch(
         observations=observations,
         actions=actions,

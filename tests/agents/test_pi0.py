@@ -113,7 +113,7 @@ def test_training_images_change_at_random_and_are_not_shifted(monkeypatch):
     config = pi0_agent(augment=True, cameras=("base", "wrist", "other")).config
     agent = Bc(dataclasses.replace(config, encoder=EncoderConfig(frame_size=SIZE, shift=4)), SPEC)
     batch = shown(agent)
-    found = jax.jit(lambda state: agent.seen(state, {}, batch))(started(agent)).observations
+    found = jax.jit(lambda state: agent.seen_by_policy(state, {}, batch))(started(agent)).observations
     for name, array in batch.observations.items():
         assert np.array_equal(found[name], array) != (name in ("images/top", "images/wrist"))
 

@@ -51,16 +51,16 @@ def test_outputs_for_committed_actions_are_not_trained():
 def test_where_the_delay_comes_from():
     recorded, _, batch = delayed("recorded")
     plain, sampled = delayed("none")[0], delayed("sampled")[0]
-    np.testing.assert_array_equal(recorded.flow.given(batch, {}), GIVEN)
-    np.testing.assert_array_equal(plain.flow.given(batch, {}), np.zeros((8, 3)))
+    np.testing.assert_array_equal(recorded.net.given(batch, {}), GIVEN)
+    np.testing.assert_array_equal(plain.net.given(batch, {}), np.zeros((8, 3)))
     keys = jax.random.split(jax.random.key(0), 100)
-    draws, before = (jax.jit(jax.vmap(lambda k, a=a: a.flow.draws(k, 8)))(keys) for a in (sampled, plain))
+    draws, before = (jax.jit(jax.vmap(lambda k, a=a: a.net.draws(k, 8)))(keys) for a in (sampled, plain))
     assert same({k: draws[k] for k in before}, before)
     counts = np.bincount(np.ravel(draws["delay"]), minlength=4)
     assert counts[3] == 0
     np.testing.assert_allclose(counts[:3] / counts.sum(), np.full(3, 1 / 3), atol=0.06)
     one = jax.tree.map(lambda x: x[0], draws)
-    np.testing.assert_array_equal(sampled.flow.given(batch, one).sum(1), one["delay"])
+    np.testing.assert_array_equal(sampled.net.given(batch, one).sum(1), one["delay"])
     # Another network's shape tells both sides of a run apart.
     assert plain.network_shape() != sampled.network_shape() == recorded.network_shape()
 

@@ -28,6 +28,7 @@ PI0 = [("agent.language.tokenizer", "bytes"), ("agent.language.length", "99"), (
 OTHER: dict[str, list[tuple[str, str]]] = {
     "agent.image_keys": [("agent.image_keys", "top")],
     "agent.candidates": [("agent.candidates", "5")],
+    "agent.edit_scale": [("agent.edit_scale", "0.05")],
     "agent.critic.target_aggregate": [("agent.critic.target_aggregate", "mean")],
     "agent.replan_spread": [("agent.prefix_lengths", "5"), ("agent.replan_spread", "0.125")],
     "agent.prefix_lengths": [("agent.prefix_lengths", "5")],

@@ -186,13 +186,13 @@ def test_an_error_reaches_the_caller_every_time(prefetch):
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_other_requests_or_another_half_drop_what_was_prepared(prefetch):
     class Drawn:
-        def sample(self, rng, batch_size, updates, *, half, next_observations):
-            return updates, batch_size, half, next_observations
+        def sample(self, rng, batch_size, updates, *, half, **shown):
+            return updates, batch_size, half, shown
 
     loader = BatchLoader(Drawn(), np.random.default_rng(0), prefetch=prefetch)
-    both = (Request("critic", 3, 4), Request("policy", 1, 8, next_observations=False))
+    both = (Request("critic", 3, 4), Request("policy", 1, 8, next_observations=False, frames=True, imitated=True))
     for requests, half in [((ONE,), None), (both, None), (both, "demo"), (both, None)]:
-        wanted = {r.name: (r.updates, r.size, half, r.next_observations) for r in requests}
+        wanted = {r.name: (r.updates, r.size, half, dict(zip(r._fields[3:], r[3:], strict=True))) for r in requests}
         assert loader.next(*requests, half=half) == loader.next(*requests, half=half) == wanted
     loader.close()
 
@@ -205,6 +205,41 @@ def test_a_batch_without_next_observations_has_all_else_and_reads_no_frame_of_th
         np.testing.assert_array_equal(value, whole.observations[name])
     for name in ("actions", "rewards", "mask", "discount_n", "bc_weight"):
         np.testing.assert_array_equal(getattr(batch, name), getattr(whole, name))
+
+
+class Dear(AcfqlConfig):
+    imitated_batches = True
+
+
+@given(st.integers(0, 10_000), st.sampled_from(["+successes", "demo+interventions", "interventions"]))
+@settings(max_examples=examples(100), deadline=None)
+def test_batches_of_dear_rows_hold_every_window_of_which_something_is_imitated_and_no_other(seed, bc_on):
+    rng = np.random.default_rng(seed)
+    cfg = dataclasses.replace(config(4, 4, capacity=90, human_capacity=60), agent=Dear())
+    replay = build(cfg, bc_on=bc_on)
+    episodes = [make(np.random.default_rng(seed + k), k) for k in range(int(rng.integers(0, 12)))]
+    replay.add_demo(*(coded(1000 + k, demonstration=True).episode() for k in range(int(rng.integers(0, 3)))))
+    feed(replay, episodes, rng)
+    for episode in episodes[-2:]:
+        outcome = Outcome.FAILURE if episode.outcome == Outcome.SUCCESS else Outcome.SUCCESS
+        replay.insert(episode.session, Amend(episode.episode_id, outcome))
+    held = replay._partitions
+    weight, succ, live = held.storage.steps.bc_weight, held.storage.links.succ, held.storage.links.live
+
+    def of(view):
+        rows = view._members[: len(view)]
+        steps = [rows]
+        for _ in range(3):
+            steps.append(succ[steps[-1]])
+        return {
+            int(row) for row, at in zip(rows, np.transpose(steps), strict=True) if (weight[at] * live[at] > 0).any()
+        }
+
+    wanted = [of(held.view_demo), of(held.view_online)]
+    assert [set(view._members[: len(view)].tolist()) for view in held.imitated] == wanted
+    if any(map(len, wanted)):
+        batch = replay.sample(rng, 32, 3, half="online" if wanted[1] else None, imitated=True)
+        assert (batch.bc_weight.max(axis=-1) > 0).all()
 
 
 def adjacent(horizon=4, critic_horizon=None, return_steps=None, **kw):

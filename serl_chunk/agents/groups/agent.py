@@ -232,7 +232,8 @@ class GroupAgent(Bc):
         x, straight = interpolate(draws["x0"], draws["t"], sample)
         of = self._velocities.velocity
         velocity = of(net, context, x, draws["t"], given)
-        other = of(*self.shown(reference, base, rows.observations), x, draws["t"], given)
+        seen = context if self.net.context_of_base else self.net.context(reference, base, rows.observations)
+        other = of(self.net.network(reference, base), seen, x, draws["t"], given)
         velocity, other, straight = (v.reshape(per_action) for v in (velocity, other, straight))
         return flow_ipo_loss(velocity, other, straight, rows.target, executed)
 

@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from serl_chunk.agents.perception import Perception
+from serl_chunk.agents.spec import FeatureSpec
 from serl_chunk.agents.state import Committed, Context, Noise, Observation, Params, key_of
+from serl_chunk.agents.vision import ObservationEmbedder
 from serl_chunk.models.sums import Sum
 from serl_chunk.types import STATE, ChunkBatch
 
@@ -38,6 +40,7 @@ class ChunkPolicy(Protocol):
     """
 
     noise_shape: tuple[int, ...]
+    context_of_base: bool  # whether contexts are functions of the base and the observation alone
 
     @property
     def with_base(self) -> HasBase: ...
@@ -50,7 +53,17 @@ class ChunkPolicy(Protocol):
 
     def network(self, policy: Params, base: Params) -> Params: ...
 
-    def context(self, policy: Params, base: Params, observation: Observation) -> Context: ...
+    def context(self, policy: Params, base: Params, observation: Observation, critic: Params | None = None) -> Context:
+        """What `params` read of an observation; by the encoder of `critic` where policies read that."""
+
+    def described(self, context: Context, base: Params, observation: Observation) -> Observation:
+        """An observation with what the policy adds to it for a critic, as `embedder` computes it of stored ones."""
+
+    def embedder(self, base: Params) -> ObservationEmbedder | None:
+        """What computes the features of stored observations that critics read; None where there are none."""
+
+    def cached_features(self) -> dict[str, FeatureSpec]:
+        """The features that `embedder` computes, by name."""
 
     def augmented(self, key: jax.Array, base: Params, batch: ChunkBatch) -> ChunkBatch:
         """`batch` as an update reads it, its images changed at random."""
@@ -103,6 +116,7 @@ class ChunkNetwork:
     """Base: a network of flat chunks float32[..., H*A] behind an encoder. Its tree: {"encoder", `name`}."""
 
     name = "net"
+    context_of_base = False
 
     def __init__(self, perception: Perception) -> None:
         self.perception, self.spec = perception, perception.spec
@@ -129,8 +143,17 @@ class ChunkNetwork:
     def network(self, policy: Params, base: Params) -> Params:
         return policy[self.name]
 
-    def context(self, policy: Params, base: Params, observation: Observation) -> Context:
-        return self.perception.policy_context(policy, {}, base, observation)
+    def context(self, policy: Params, base: Params, observation: Observation, critic: Params | None = None) -> Context:
+        return self.perception.policy_context(policy, critic or {}, base, observation)
+
+    def described(self, context: Context, base: Params, observation: Observation) -> Observation:
+        return observation
+
+    def embedder(self, base: Params) -> ObservationEmbedder | None:
+        return self.perception.embedder(base)
+
+    def cached_features(self) -> dict[str, FeatureSpec]:
+        return self.perception.cached_features()
 
     def augmented(self, key: jax.Array, base: Params, batch: ChunkBatch) -> ChunkBatch:
         return self.perception.shifted(key, base, batch)

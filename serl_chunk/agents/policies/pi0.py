@@ -6,13 +6,17 @@ noise has the model's D, because what fills up an action steers the rest.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 
+from serl_chunk.agents.perception import Perception
 from serl_chunk.agents.policies.base import HasBase, Record, observation_key
 from serl_chunk.agents.policies.sampled_flow import SampledFlow
-from serl_chunk.agents.spec import AgentSpec
+from serl_chunk.agents.spec import POLICY_FEATURES, FeatureSpec
 from serl_chunk.agents.state import Committed, Context, Noise, Observation, Params, key_of
+from serl_chunk.agents.vision import ObservationEmbedder
 from serl_chunk.config.agents.pi0 import Pi0Config
 from serl_chunk.models.pi0 import augment, tree, weights
 from serl_chunk.models.pi0.masks import IMAGE_MASK_PREFIX
@@ -26,8 +30,9 @@ _NAME = "pi0"  # in an agent's policy, and in its base
 class Pi0Policy(SampledFlow):
     """The parameters are the trained leaves of the model's tree; the others are the base's."""
 
-    def __init__(self, config: Pi0Config, image_keys: tuple[str, ...], spec: AgentSpec) -> None:
-        self.config, self.spec, self.steps = config, spec, config.steps
+    def __init__(self, config: Pi0Config, perception: Perception) -> None:
+        self.config, self.perception, self.steps = config, perception, config.steps
+        spec = self.spec = perception.spec
         self.noise_shape = (spec.horizon, config.action_dim)
         # pi0.5's state is in its prompt.
         for what, size in (("actions", spec.action_dim), ("state", 0 if config.pi05 else spec.state_dim)):
@@ -38,7 +43,12 @@ class Pi0Policy(SampledFlow):
                     parameter="agent.pi0.action_dim",
                 )
         self.model, self.partition = Pi0(config), tree.partition(config)
-        self.slots = dict(zip(image_keys, config.cameras, strict=False))  # our cameras -> the model's
+        self.context_of_base = config.trainable not in ("full", "lora")
+        self.imported = Pi0(
+            replace(config, trainable="none", vlm=replace(config.vlm, attention_rank=0, mlp_rank=0))
+        )  # without LoRA
+        # Our cameras -> the model's.
+        self.slots = dict(zip(perception.config.image_keys, config.cameras, strict=False))
 
     # -- parameters ------------------------------------------------------------------------------------------
 
@@ -89,7 +99,7 @@ class Pi0Policy(SampledFlow):
 
     def network(self, policy: Params, base: Params) -> Params:
         """The whole tree of the model's parameters."""
-        return self.partition.merge(policy[_NAME], base.get(_NAME, {}))
+        return self.partition.merge(policy.get(_NAME, {}), base.get(_NAME, {}))
 
     def augmented(self, key: jax.Array, base: Params, batch: ChunkBatch) -> ChunkBatch:
         """`batch` with images changed at random, each sample's alike, where the setting says so."""
@@ -103,15 +113,55 @@ class Pi0Policy(SampledFlow):
 
     # -- the policy ------------------------------------------------------------------------------------------
 
-    def context(self, policy: Params, base: Params, observation: Observation) -> Context:
+    def context(self, policy: Params, base: Params, observation: Observation, critic: Params | None = None) -> Context:
         """An observation as the model's first expert shows it."""
+        prefix = self.model.encode(self.network(policy, base), self._seen(observation))
+        return Context(prefix.features, prefix)
+
+    def _seen(self, observation: Observation) -> dict[str, jax.Array]:
         seen = {STATE: observation[STATE]}
         if self.config.pi05:  # the state is in the prompt
             seen[STATE] = jnp.zeros_like(observation[STATE][..., :0])
         seen |= self.images(observation)
-        seen |= {name: observation[name] for name in (PROMPT, PROMPT_MASK) if name in observation}
-        prefix = self.model.encode(self.network(policy, base), seen)
-        return Context(prefix.features, prefix)
+        return seen | {name: observation[name] for name in (PROMPT, PROMPT_MASK) if name in observation}
+
+    # -- what a critic sees ----------------------------------------------------------------------------------
+
+    def described(self, context: Context, base: Params, observation: Observation) -> Observation:
+        """With the prefix's features: of the imported leaves, which no update changes."""
+        if not self.perception.segments:
+            return observation
+        features = self.features(base, observation) if self.config.trainable == "lora" else self._cut(context.features)
+        return {**observation, POLICY_FEATURES: features}
+
+    def features(self, base: Params, observation: Observation) -> jax.Array:
+        """The features float16[..., n, W] that no image is augmented for."""
+        return self._cut(self.imported.encode(base[_NAME], self._seen(observation)).features)
+
+    def _cut(self, features: jax.Array) -> jax.Array:
+        shape = *features.shape[:-1], self.perception.segments, self.perception.segment_width
+        return jax.lax.stop_gradient(features).astype(jnp.float16).reshape(shape)
+
+    def embedder(self, base: Params) -> ObservationEmbedder | None:
+        if not self.perception.segments:
+            return None
+
+        def embed(base: Params, entries: Observation) -> jax.Array:
+            state = entries.get(STATE, jnp.zeros((len(next(iter(entries.values()))), 0), jnp.float32))
+            return self.features(base, {STATE: state, **entries})
+
+        return ObservationEmbedder(self.cached_features(), embed, base)
+
+    def cached_features(self) -> dict[str, FeatureSpec]:
+        perception = self.perception
+        if not perception.segments:
+            return {}
+        reads = [IMAGE_PREFIX + name for name in self.slots]
+        reads += [PROMPT, PROMPT_MASK] if perception.config.language.reads else []
+        reads += [STATE] if self.config.reads_bins else []  # its bins are in the prompt
+        return {POLICY_FEATURES: FeatureSpec((perception.segments, perception.segment_width), tuple(reads))}
+
+    # -- samples and losses ----------------------------------------------------------------------------------
 
     def images(self, observation: Observation) -> dict[str, jax.Array]:
         """Images by the model's names."""

@@ -5,35 +5,51 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
-from serl_chunk.config.agents.base import ActorCriticConfig
-from serl_chunk.config.agents.flow import FlowConfig
-from serl_chunk.config.fields import acting, require, setting
+from serl_chunk.config.agents.base import ActorCriticConfig, CriticSees
+from serl_chunk.config.agents.policy import OF_PI0, PolicyConfig
+from serl_chunk.config.fields import acting, require, setting, shaping
 
 
 @dataclasses.dataclass(frozen=True)
-class AcfqlConfig(ActorCriticConfig):
-    """Q-chunking with a flow policy (Li, Zhou and Levine 2025): the best of N of its chunks acts."""
+class AcfqlConfig(PolicyConfig, ActorCriticConfig):
+    """Q-chunking with a flow policy (Li, Zhou and Levine 2025) or pi0: the best of N of its chunks acts."""
 
     kind: ClassVar[str] = "acfql"
     acting_critic = "target"
     bounded_critic = True
     learns_to_choose = True
 
-    flow: FlowConfig = setting(FlowConfig, "the flow policy")
-    policy_ema: float = 0.999
     expectile: float = setting(0.8, "expectile of Q over the data, the V of the critic's target", least=0.5, below=1)
     policy_updates: int = setting(3, "flow updates after the last critic update: same batch, new noise", least=1)
 
-    @property
-    def acts_by_flow(self) -> bool:
-        return True
+    critic_sees: CriticSees = shaping(
+        "features",
+        "what the critic sees beside the state: pi0's features of the observation, which are kept with it; pixels, by "
+        "agent.encoder; or the state alone",
+        requires=OF_PI0,
+    )
+    # docs/algorithms/pi0.md has what was measured.
+    edit_scale: float = acting(
+        0.0,
+        "all candidates but the first are its chunk with a random step in each number of an action, the same on all "
+        "ticks, of this deviation; 0: samples of the policy",
+        least=0,
+    )
+
+    def _check(self) -> None:
+        # fmt: off
+        require(not self.edit_scale or self.candidates > 1, "agent.edit_scale",
+            f"{self.edit_scale:g} has no effect with agent.candidates=1: the first candidate is not edited. Raise "
+            "that, or set it to 0.")
 
     @property
-    def samples_delay(self) -> bool:
-        return self.flow.train_delay == "sampled"
+    def seen_by_critic(self) -> CriticSees:
+        return self.critic_sees if self.as_pi0 else "pixels"
 
     @property
     def as_published(self) -> dict[str, Any]:
+        require(self.acts_by_flow, "compat",
+            "Q-chunking's code has no acfql with agent.policy=pi0. Use agent.policy=flow.")  # fmt: skip
         return {**super().as_published, **self.flow.as_published, "actor_num_samples": self.candidates}
 
 

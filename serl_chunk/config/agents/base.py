@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 JOINT_NOISE = 0.4  # of clones: docs/algorithms.md, "Moved joints"
 BcOn = Literal["all", "demo", "demo+interventions", "+successes", "interventions"]
+CriticSees = Literal["features", "pixels", "state"]
 KernelInit = Literal["lecun_normal", "xavier_uniform"]
 
 
@@ -96,6 +97,26 @@ class AgentConfig(Group, path="agent."):
     def as_pi0(self) -> Pi0Config | None:
         """The pi0 that this is."""
         return None
+
+    @property
+    def trains_policy(self) -> bool:
+        """Whether any parameter of the policy is trained."""
+        return True
+
+    @property
+    def imitated_batches(self) -> bool:
+        """Whether the policy's batches hold imitated windows alone, because its rows are dear."""
+        return False
+
+    @property
+    def seen_by_critic(self) -> CriticSees:
+        """What a critic sees beside the state."""
+        return "pixels"
+
+    @property
+    def policy_segments(self) -> tuple[int, int]:
+        """The number and width of the features by which the policy shows an observation to the critic; none: 0."""
+        return 0, 0
 
     @property
     def as_published(self) -> dict[str, Any]:

@@ -19,7 +19,10 @@ EMBEDDED = Requirement(
     "cameras in agent.image_keys, agent.language.tokenizer, or agent.encoder.state_latent above 0",
     lambda c: bool(c.agent.image_keys) or c.agent.language.reads or c.agent.encoder.state_latent > 0,
 )
-_SHIFTED = needs("agent.policy", "flow", "gaussian", note="pi0 has agent.pi0.augment")
+_SHIFTED = Requirement(
+    "a policy, or a critic, that sees pixels by agent.encoder (pi0 has agent.pi0.augment)",
+    lambda c: c.agent.as_pi0 is None or (c.agent.has_critic and c.agent.seen_by_critic == "pixels"),
+)
 _of_cameras = partial(shaping, requires=CAMERAS)
 
 

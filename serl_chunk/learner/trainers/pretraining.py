@@ -73,8 +73,8 @@ class PretrainingTrainer(Trainer):
     def _next_batches(self, wanted: Mapping[str, BatchSpec], updates: int) -> dict[str, ChunkBatch]:
         size = self._config.batch_size
         requests = [
-            Request(name, updates if spec.each else 1, spec.size or size, spec.next_observations)
-            for name, spec in wanted.items()
+            Request(name, updates if s.each else 1, s.size or size, s.next_observations, s.frames, s.imitated)
+            for name, s in wanted.items()
         ]
         with self._learner.stats.timed("sampling"):
             return self._batches.next(*requests, half="demo" if self.phase in ON_DATA else None)
@@ -83,8 +83,8 @@ class PretrainingTrainer(Trainer):
         """Do some updates of the phase's `_lengths`, if any are left; returns whether it is over."""
         learner, n, total = self._learner, self._updates_at_once, self._lengths[self.phase]
         if self.phase_updates < total:
-            wanted = self._agent.wants().get(name, BatchSpec(next_observations=name == "critic"))
-            batch = self._next_batches({name: wanted._replace(each=True)}, n)[name]
+            wanted = self._agent.batch_spec(name)._replace(each=True)
+            batch = self._next_batches({name: wanted}, n)[name]
             with learner.stats.first_call(f"updates of the {name}"):
                 learner.state, metrics = update(learner.state, learner.base, batch)
             self.phase_updates += n

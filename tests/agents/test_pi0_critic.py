@@ -1,0 +1,89 @@
+"""A critic on pi0's features: what updates read and change, stored features, and edited candidates."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from agent_tools import critic, make_batches, same
+from pi0_agents import CONFIG, SMALL, SPEC, lora, shown, started
+
+from serl_chunk.agents.acfql import Acfql
+from serl_chunk.agents.spec import POLICY_FEATURES, BatchSpec
+from serl_chunk.config.agents.acfql import AcfqlConfig
+from serl_chunk.types import PROMPT, PROMPT_MASK
+
+IMAGES = ("images/top", "images/wrist")
+
+
+def acting(**changes) -> Acfql:
+    """pi0 with a critic on its features; `changes` of its Pi0Config, or `edit_scale`."""
+    edit = changes.pop("edit_scale", 0.0)
+    common = {name: getattr(CONFIG, name) for name in ("policy", "image_keys", "encoder", "language", "policy_ema")}
+    pi0 = dataclasses.replace(SMALL, **changes)
+    return Acfql(AcfqlConfig(pi0=pi0, critic=critic(), candidates=4, edit_scale=edit, policy_updates=1, **common), SPEC)
+
+
+def batches(agent: Acfql):
+    """As the replay gives them: a critic's without pixels, the policy's with them."""
+    of_critic = make_batches(SPEC, updates=2)
+    features = np.random.default_rng(0).normal(size=(2, 8, 3, 16)).astype(np.float16)
+    seen = {"state": of_critic.observations["state"], POLICY_FEATURES: features}
+    out = {"critic": of_critic._replace(observations=seen, next_observations=seen)}
+    return out | {name: jax.tree.map(lambda x: x[None], shown(agent)) for name in agent.wants() if name == "policy"}
+
+
+@pytest.mark.parametrize("trainable", ["none", "expert"])
+def test_each_loss_changes_its_own_network_by_its_own_batch(trainable):
+    agent = acting(trainable=trainable)
+    wants = agent.wants()
+    assert (wants["critic"].frames, list(wants)) == (False, ["critic", "policy"][: 1 + (trainable == "expert")])
+    if trainable == "expert":
+        assert wants["policy"] == BatchSpec(None, each=False, next_observations=False, frames=True, imitated=True)
+    state, base = started(agent), agent.new_base(jax.random.key(0))
+    before = jax.tree.map(np.array, (state.critic, state.policy, base))
+    after, metrics = agent.update(state, base, batches(agent))
+    assert not same(before[0], after.critic)
+    assert same(before[1], after.policy) == (trainable == "none")
+    assert same(before[2], base)
+    assert ("actor/bc_loss" in metrics) == (trainable == "expert")
+    assert (int(after.critic_updates), int(after.policy_updates)) == (2, trainable == "expert")
+
+
+@pytest.mark.parametrize("trainable", ["expert", "lora"])
+def test_stored_features_are_those_that_a_decision_computes_of_the_imported_leaves(trainable):
+    agent = acting(trainable=trainable, **(lora() if trainable == "lora" else {}))
+    state, base = started(agent), agent.new_base(jax.random.key(0))
+    seen = {name: np.asarray(value) for name, value in shown(agent).observations.items()}
+    assert set(agent.cached_features()[POLICY_FEATURES].reads) == {*IMAGES, PROMPT, PROMPT_MASK}
+    stored = agent.embedder(base)({name: seen[name] for name in (*IMAGES, PROMPT, PROMPT_MASK)})[POLICY_FEATURES]
+    assert (stored.shape, stored.dtype) == ((8, 3, 16), np.float16)
+
+    @jax.jit
+    def decided(policy):
+        return agent.net.described(agent.net.context(policy, base, seen), base, seen)[POLICY_FEATURES]
+
+    for scale in (1.0, 2.0):  # what is trained changes none of them
+        found = decided(jax.tree.map(lambda x, s=scale: s * x, state.policy))
+        np.testing.assert_allclose(np.float32(found), np.float32(stored), atol=2e-3)
+    assert np.abs(np.float32(stored)).std(axis=0).max() > 0.01
+
+
+def test_candidates_are_the_first_ones_chunk_and_its_edits_and_the_best_acts():
+    agent = acting(trainable="none", edit_scale=0.1)
+    params = agent.policy_params(started(agent)) | {"base": agent.new_base(jax.random.key(0))}
+    one = {name: value[0] for name, value in shown(agent).observations.items()}
+    decide = lambda key, **how: agent.sample(params, one, jax.random.key(key), **how)  # noqa: E731
+    first = decide(0, explore=True, alone=True)[0]
+    assert not same(first, decide(1, explore=True, alone=True)[0])
+    chunk, record = decide(0, explore=True)
+    assert record["values"].shape == (4,)
+    assert float(record["q"]) == float(jnp.max(record["values"]))
+    step = np.asarray(chunk - first)
+    np.testing.assert_allclose(step, np.broadcast_to(step[:1], step.shape), atol=1e-6)
+    assert (np.abs(step).max() > 0) == (int(jnp.argmax(record["values"])) > 0)
+    assert same(decide(0, explore=False)[0], decide(1, explore=False)[0])
+    assert len(set(np.asarray(record["values"]).tolist())) == 4
