@@ -68,7 +68,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         "actor.adaptive_execution=True",
     ),
     "delay_2": ("actor.delay_ticks=2",),
-    "delay_2_trained": ("actor.delay_ticks=2", "agent.flow.train_delay=sampled"),
+    "delay_2_trained": ("actor.delay_ticks=2", "agent.train_delay=sampled"),
     "gaussian": GAUSSIAN,
     "gaussian_16": (*GAUSSIAN, "agent.candidates=16"),
     "helper_errs": FAULTS,

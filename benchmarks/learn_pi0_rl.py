@@ -5,7 +5,7 @@ validation starts, exported as openpi's, and imported again. A probe reads the c
 that the critic sees. Each rule then starts from the clone, with a learner and an actor; what acts in the end is
 compared with one sample of the clone on starts that nothing was chosen on. Finished parts are not repeated:
 
-    python benchmarks/learn_pi0_rl.py --seeds 1,2,3 --json pi0_rl.json
+    python benchmarks/learn_pi0_rl.py --rules edits,own --seeds 1,2,3 --json pi0_rl.json
 """
 
 from __future__ import annotations
@@ -14,19 +14,45 @@ import dataclasses
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from support import learning
+from support.cli_args import keep_plan
 from support.learning import Trained
+from support.results import Checkpoint, Run, write
 
+from serl_chunk.agents.registry import make_agent
 from serl_chunk.cli.learner import train_offline
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.overrides import apply_overrides
+from serl_chunk.config.presets import configured
+from serl_chunk.data.prompts import make_prompts
+from serl_chunk.evaluation.results import paired_difference
+from serl_chunk.evaluation.rollouts import evaluate
+from serl_chunk.fleet.local import PROGRAM, run_both
 from serl_chunk.learner.building import RunOptions
+from serl_chunk.robots.fake.env import FakeAlohaEnv
+from serl_chunk.robots.registry import make_env
+from serl_chunk.runs.metrics import read_metrics
+from serl_chunk.types import PROMPT, PROMPT_MASK
 
 CLONE, RL = "fake_aloha_pi0", "fake_aloha_pi0_rl"
 N_DEMOS, EVERY, UPDATES = 200, 1_000, 12_000
 LEAST, MOST = 0.25, 0.60  # success of a clone that can be improved
+STARTS = 600_000  # of evaluations; nothing was tuned on them
+PROBED = 700_000
+STEPS, CHECKPOINTS = 20_000, 5  # of the robot; checkpoints that are evaluated
+AT_ONCE = 16  # episodes of an evaluation
+_ONE = {"candidates": 1, "edit_scale": 0.0}
+
+# Name -> settings of its training. All others are those of the experiment.
+RULES: dict[str, dict[str, str]] = {
+    "edits": {"actor.intervention": "none"},
+    "own": {"actor.intervention": "none", "agent.edit_scale": "0"},
+    "person": {"actor.intervention": "scripted", "agent.pi0.trainable": "expert"},
+}
 
 
 def clone_config(seed: int, updates: int) -> ExperimentConfig:
@@ -62,11 +88,115 @@ def serl_chunk(*words: str) -> None:
     subprocess.run([sys.executable, "-m", "serl_chunk", *words], check=True)
 
 
+def probe(file: Path, episodes: int = 80, every: int = 4) -> float:
+    """Return R^2 of the cube's x and y by ridge regression from the critic's features, on a fourth of the episodes.
+
+    It is fitted to the others.
+    """
+    config = configured(load_experiment(RL), [("agent.pi0.weights", str(file))])
+    env = FakeAlohaEnv(config.robot)
+    agent, expert, prompts = make_agent(config, env.robot_spec), env.make_expert(), make_prompts(config, 14)
+    embed = agent.embedder(agent.source_base)
+    assert embed is not None
+    assert prompts is not None
+    rows: dict[str, list[Any]] = {}
+    places, held_out = [], []
+    for episode in range(episodes):
+        env.reset(seed=PROBED + episode)
+        expert.reset(PROBED + episode)
+        for tick in range(config.robot.max_episode_steps):
+            if tick % every == 0:
+                tokens, mask = prompts(config.robot.task, np.zeros(14, np.float32))
+                seen = {**env.read_images(config.agent.image_keys), PROMPT: tokens, PROMPT_MASK: mask}
+                for key, value in seen.items():
+                    rows.setdefault(key, []).append(value)
+                places.append(env.cube[:2])
+                held_out.append(episode % 4 == 0)
+            if env.step(expert.act())[2]:
+                break
+    [features] = embed({key: np.stack(values) for key, values in rows.items()}).values()
+    x, y, test = features.reshape(len(features), -1).astype(np.float64), np.array(places), np.array(held_out)
+    mean, deviation = x[~test].mean(0), x[~test].std(0) + 1e-6
+    x, centre = (x - mean) / deviation, y[~test].mean(0)
+    gram = x[~test].T @ x[~test] + 1.0 * np.eye(x.shape[1])
+    found = x[test] @ np.linalg.solve(gram, x[~test].T @ (y[~test] - centre)) + centre
+    return float(1 - ((found - y[test]) ** 2).sum() / ((y[test] - y[test].mean(0)) ** 2).sum())
+
+
+def train(name: str, seed: int, file: Path, demos: Path, out: Path, given: list[tuple[str, str]]) -> Trained:
+    """Train a rule by a learner and an actor, to the end. Raises SystemExit where that failed."""
+    settings = {
+        "seed": str(seed), "agent.pi0.weights": str(file), "learner.online_steps": str(STEPS),
+        "learner.eval_interval": "0", "learner.keep_checkpoints": "100", **RULES[name],
+    }  # fmt: skip
+    pairs = [*settings.items(), *given]
+    config = configured(load_experiment(RL), pairs)
+    pairs.append(("learner.checkpoint_period", str(config.learner.max_steps // CHECKPOINTS)))
+    run = out / f"{name}_{seed}"
+    words = ["--exp_name", RL, "--debug", "--launched_with_learner", "--demo_path", str(demos),
+             *(f"--config.{path}={value}" for path, value in pairs)]  # fmt: skip
+    keep_plan(run.with_name(f"{run.name}.plan"), words, run)
+    trained = Trained(configured(load_experiment(RL), pairs), run)
+    if (trained.store.newest() or 0) < config.learner.max_steps and run_both(
+        [*words, "--checkpoint_path", str(run)], pin=False, ip="127.0.0.1", program=PROGRAM
+    ):
+        raise SystemExit(f"{run} failed; run the same command again to go on")
+    return trained
+
+
+def successes(trained: Trained, step: int, episodes: int, kind: str = "best", **changes: Any) -> np.ndarray:
+    """Return which starts a checkpoint succeeds from, its agent's settings changed; it explores for `random` alone."""
+    config = dataclasses.replace(trained.config, agent=dataclasses.replace(trained.config.agent, **changes))
+    acting = Trained(config, trained.run)
+
+    def found() -> list[bool]:
+        policy, _ = acting.policy(step)
+        envs = [make_env(config.robot) for _ in range(AT_ONCE)]
+        result = evaluate(
+            envs[0], policy, config, n=episodes, seed_base=STARTS, deterministic=kind != "random", others=envs[1:]
+        )
+        return [bool(summary.success) for summary in result.summaries]
+
+    return np.array(acting.kept(f"{kind}_{step}_{episodes}", found))
+
+
 def main() -> None:
-    p = learning.parser(__doc__, "benchmark_pi0_rl", of="of the rule", seeds="1", episodes=200)
+    p = learning.parser(__doc__, "benchmark_pi0_rl", of="of the rules", seeds="1", episodes=200)
+    p.add_argument("--rules", default="edits", help=f"comma-separated, of {', '.join(RULES)}")
     args = learning.arguments(p)
+    names = list(filter(None, args.rules.split(",")))
+    if unknown := set(names) - set(RULES):
+        p.error(f"--rules: {', '.join(unknown)} is none of {', '.join(RULES)}")
     for seed in args.seeds:
-        print(clone(seed, args.out))
+        file, demos = clone(seed, args.out)
+        explained = probe(file)
+        print(f"seed {seed}: R^2 {explained:.3f} of the cube's place from the features", flush=True)
+        for name in names:
+            trained = train(name, seed, file, demos, args.out, args.overrides)
+            walls = {row["step"]: row["wall"] for row in read_metrics(trained.run)["train"]}
+            last, points = trained.config.learner.max_steps, []
+            start = successes(trained, trained.steps[0], args.episodes, "clone", **_ONE)
+            drawn = successes(trained, last, args.episodes, "random", **_ONE)
+            for step in trained.steps:
+                best = successes(trained, step, args.episodes)
+                meta = trained.store.restore_policy(step).meta
+                points.append(Checkpoint(step, int(best.sum()), args.episodes, "reported", meta["env_steps"],
+                                         meta["human_ticks"], wall=walls.get(step, 0.0)))  # fmt: skip
+                print(
+                    f"{name} {seed}: step {step}, {meta['env_steps']:,} robot steps, {100 * best.mean():.0f} %",
+                    flush=True,
+                )
+            gain = paired_difference(start, best)
+            figures = {
+                "features_r2": explained, "clone": float(start.mean()), "random": float(drawn.mean()),
+                "gain": gain.mean, "gain_low": gain.low, "gain_high": gain.high,
+            }  # fmt: skip
+            print(f"{name} {seed}: the clone {100 * start.mean():.0f} %, a random one of its chunks "
+                  f"{100 * drawn.mean():.0f} %, {100 * gain.mean:+.0f} points "
+                  f"({100 * gain.low:+.0f} .. {100 * gain.high:+.0f})", flush=True)  # fmt: skip
+            if args.json:
+                said = [*map("=".join, RULES[name].items()), *args.set]
+                write(args.json, [Run(name, seed, RL, said, points, figures)], join=True)
 
 
 if __name__ == "__main__":

@@ -49,6 +49,7 @@ class AgentSpec:
     bounded: bool = True  # model space is [-1, 1] in every number of an action
     micro_batches: int = 1  # that gradients are summed over
     policy_batch: int | None = None  # windows of the policy's own batch; None: it has the critic's last one
+    executed: int = 1  # actions of a chunk
     group: GroupConfig = dataclasses.field(default_factory=GroupConfig)  # of agents that iterate
 
     @property
@@ -72,5 +73,6 @@ def agent_spec(config: ExperimentConfig, spec: RobotSpec) -> AgentSpec:
         policy_batch=config.learner.policy_batch_size,
         micro_batches=config.learner.accumulate,
         bounded=config.normaliser.bounded,
+        executed=config.chunk.executed,
         group=config.group,
     )

@@ -195,12 +195,12 @@ def print_config(config: ExperimentConfig, spec: RobotSpec) -> None:
         logger.info(", ".join(f"{kind} {name}" for kind, name in applied.items() if name))
     r = config.reward
     logger.info(f"effective reward: {r.scale:g} * reward + {r.offset:g}; a declared failure gives {r.failure_reward:g}")
-    delay, flow = config.actor.delay_ticks, getattr(config.agent, "flow", None)
-    if delay and (flow is None or flow.train_delay == "none"):
+    delay, agent = config.actor.delay_ticks, config.agent
+    if delay and getattr(agent, "train_delay", "none") == "none":
         remedy = (
-            "Train it for them with --config.agent.flow.train_delay=sampled"
-            if flow is not None and getattr(config.agent, "policy", "flow") == "flow"
-            else "Only flows can be (agent acfql, bc with policy=flow)"
+            "Train it for them with --config.agent.train_delay=sampled"
+            if agent.acts_by_flow or agent.as_pi0
+            else "Only flows and pi0 can be (agent acfql, or bc with policy=flow or pi0)"
         )
         untrained = "this policy is not trained for actions that are committed during inference"
         logger.warning(f"actor.delay_ticks={delay}: {untrained}. {remedy} (docs/algorithms/delay.md).")

@@ -12,7 +12,6 @@ from typing import Literal
 
 from serl_chunk.config.agents.acfql import AcfqlConfig
 from serl_chunk.config.agents.base import AgentConfig, BcOn
-from serl_chunk.config.agents.flow import DELAY_MAX
 from serl_chunk.config.agents.groups import GroupAgentConfig
 from serl_chunk.config.fields import (
     CAMERAS,
@@ -402,13 +401,6 @@ class ExperimentConfig(Group):
         require(self.actor.delay_ticks < chunk.executed, "actor.delay_ticks",
             f"must be below chunk.execute_steps={chunk.executed}, got {self.actor.delay_ticks}: a chunk that arrives "
             "after it should have been executed leaves the robot holding")
-        if agent.samples_delay:
-            require(chunk.horizon > DELAY_MAX, "agent.flow.train_delay",
-                f"sampled gives up to {DELAY_MAX} actions, and chunk.horizon={chunk.horizon} leaves nothing of the "
-                "chunk to learn. Use longer chunks, or recorded.")
-            require(self.actor.delay_ticks <= DELAY_MAX, "actor.delay_ticks",
-                f"must be at most {DELAY_MAX} with agent.flow.train_delay=sampled, got {self.actor.delay_ticks}: the "
-                "policy would act with more committed actions than it trained with. Use recorded.")
         if isinstance(agent, GroupAgentConfig):
             others = ", ".join(task for task in self.group.tasks if task != self.robot.task)
             require(not others, "group.tasks",

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from agent_tools import (
     ENCODER,
-    FLOW,
     FROZEN,
     critic_gradient,
     drawn,
@@ -41,7 +40,7 @@ CHOSEN = {"gripper": GripperConfig(choices=(-1.0, 1.0), penalty=-0.1)}
 EACH = {"gripper": SacGripperConfig(choices=(-1.0, 1.0), joint=False)}
 FIXED = {"gripper": GripperConfig(mode="fixed", fixed_value=0.5)}
 STATES = {"encoder": dataclasses.replace(ENCODER, trained_by="critic", state_latent=4)}
-RECORDED = {"flow": dataclasses.replace(FLOW, train_delay="recorded")}
+RECORDED = {"train_delay": "recorded"}
 RARE_LIVES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # variant, sizes, changes
     "published-gaussian": ("published-gaussian", {}, {}),
     "Gaussian, choices for each gripper": ("acrlpd", GRIPPERS, EACH),

@@ -223,3 +223,24 @@ def test_what_is_trained_decides_the_average_and_how_lora_begins():
     of = openpi(SMALL, *by_override).agent
     assert (of.policy_ema, of.pi0.lora_init, of.pi0.vlm.attention_rank) == (0.0, "openpi", 2)
     assert openpi(SMALL, *by_override, ("agent.policy_ema", "0.5")).agent.policy_ema == 0.5
+
+
+def test_draws_share_a_prefix_and_given_actions_are_seen_as_they_are_and_are_no_targets():
+    config = dataclasses.replace(CONFIG, pi0=dataclasses.replace(SMALL, flow_draws=2), train_delay="recorded")
+    agent = Bc(config, SPEC)
+    state, batch = started(agent), shown(agent)._replace(delay=np.array([0, 1, 2, 3] * 2, np.int32))
+    draws = agent.policy_draws(jax.random.key(1), batch)
+    assert (draws["x0"].shape, draws["t"].shape) == ((8, 2, 3, 6), (8, 2))
+
+    @jax.jit
+    def loss(batch, draws):
+        [found] = agent.policy_loss(state.policy, state, {}, batch, draws, bc_only=True).terms
+        return found.mean()
+
+    given = np.arange(3)[None] < batch.delay[:, None]
+    noise = draws["x0"] + 5 * given[:, None, :, None]
+    assert float(loss(batch, draws | {"x0": noise})) == pytest.approx(float(loss(batch, draws)), rel=1e-5)
+    moved = batch._replace(actions=batch.actions + 2 * given[..., None])
+    assert float(loss(moved, draws)) != pytest.approx(float(loss(batch, draws)), rel=1e-3)
+    each = [loss(batch, jax.tree.map(lambda x, k=k: jnp.repeat(x[:, k : k + 1], 2, 1), draws)) for k in range(2)]
+    assert float(loss(batch, draws)) == pytest.approx(float(sum(each)) / 2, rel=1e-5)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_tools import FLOW, fresh, marked_numbers, one_batch, output_bias, policy_gradient, same
+from agent_tools import fresh, marked_numbers, one_batch, output_bias, policy_gradient, same
 from plain_networks import mlp
 
 from serl_chunk.models.flow import integrate, linear_share
@@ -18,7 +16,7 @@ GIVEN = (np.arange(3)[None] < DELAYS[:, None]).astype(np.float32)
 
 
 def delayed(train_delay: str):
-    agent, state = fresh("acfql", flow=dataclasses.replace(FLOW, train_delay=train_delay))
+    agent, state = fresh("acfql", train_delay=train_delay)
     return agent, state, one_batch(agent, delay=DELAYS, bc_weight=np.ones((8, 3), np.float32))
 
 
@@ -57,7 +55,7 @@ def test_where_the_delay_comes_from():
     draws, before = (jax.jit(jax.vmap(lambda k, a=a: a.net.draws(k, 8)))(keys) for a in (sampled, plain))
     assert same({k: draws[k] for k in before}, before)
     counts = np.bincount(np.ravel(draws["delay"]), minlength=4)
-    assert counts[3] == 0
+    assert counts[3] == 0  # of 3 executed ones
     np.testing.assert_allclose(counts[:3] / counts.sum(), np.full(3, 1 / 3), atol=0.06)
     one = jax.tree.map(lambda x: x[0], draws)
     np.testing.assert_array_equal(sampled.net.given(batch, one).sum(1), one["delay"])

@@ -128,7 +128,7 @@ CASES = {
     "trained delay": (
         "fake_aloha",
         None,
-        (*CRITIC, "actor.delay_ticks=2", "agent.flow.train_delay=sampled"),
+        (*CRITIC, "actor.delay_ticks=2", "agent.train_delay=sampled"),
     ),
 }  # fmt: skip
 

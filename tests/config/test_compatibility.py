@@ -35,7 +35,7 @@ OTHER: dict[str, list[tuple[str, str]]] = {
     "agent.critic.activation": [("agent.critic.activation", "tanh")],
     "agent.flow.steps": [("agent.flow.steps", "9")],
     "agent.flow.spread": [("agent.flow.spread", "0.5")],
-    "agent.flow.train_delay": [("agent.flow.train_delay", "sampled")],
+    "agent.train_delay": [("agent.train_delay", "sampled")],
     "agent.language.tokenizer": [("agent.language.tokenizer", "bytes")],
     "agent.language.length": [
         ("agent.language.tokenizer", "bytes"), ("agent.language.length", "90"), ("agent.language.length", "100"),

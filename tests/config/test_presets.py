@@ -101,7 +101,7 @@ WIDE = CriticConfig(hidden=(8, 9), ensemble=7, tau=0.5)
 LEAST = SacCriticConfig(hidden=(8, 9), ensemble=7, target_aggregate="min", tau=0.5)
 SHARED: dict[str, Any] = {"lr": 1e-4, "critic_lr": 2e-4}
 OF_CRITIC: dict[str, Any] = {"lr": 1e-4, "num_qs": 7, "value_hidden_dims": (8, 9), "actor_hidden_dims": (6,)}
-LATE = FlowConfig(hidden=(6,), steps=3, train_delay="sampled")
+LATE = FlowConfig(hidden=(6,), steps=3)
 
 
 @pytest.mark.parametrize(

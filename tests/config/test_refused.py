@@ -183,19 +183,6 @@ def test_what_fits_beside_them_is_not_refused(values):
     experiment(**values)
 
 
-@pytest.mark.parametrize("agent", [AcfqlConfig, BcConfig])
-def test_a_delay_that_is_trained_for_fits_the_chunk_and_the_actors(agent):
-    def build(horizon, delay):
-        flow = FlowConfig(train_delay="sampled")
-        return experiment(agent=agent(flow=flow), chunk=ChunkConfig(horizon), actor=ActorConfig(delay_ticks=delay))
-
-    assert build(5, 2).actor.delay_ticks == 2
-    with pytest.raises(ConfigError, match=naming("agent.flow.train_delay", "chunk.horizon", 2)):
-        build(2, 0)
-    with pytest.raises(ConfigError, match=naming("actor.delay_ticks", 3, 2, "agent.flow.train_delay")):
-        build(5, 3)
-
-
 def test_the_bins_of_pi05_need_quantiles():
     pi05 = [("agent.policy", "pi0"), ("agent.pi0.pi05", "True"), ("agent.language.tokenizer", "bytes")]
     openpi = [*pi05, ("normaliser.actions", "openpi"), ("normaliser.norm_stats", "x.json")]

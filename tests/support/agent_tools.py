@@ -67,16 +67,16 @@ def config_of(variant: str, **changes: Any) -> AgentConfig:
             **common, **changes,
         })  # fmt: skip
     common["policy_ema"] = 0.0
-    flow = FlowConfig(hidden=(16,), steps=2, train_delay="sampled") if "delay" in special else FLOW
+    flow = {"flow": FLOW, "train_delay": "sampled" if "delay" in special else "none"}
     if kind == "bc":
         policy = "gaussian" if "gaussian" in special else "flow"
         ema = {"policy_ema": 0.9} if "delay" in special else {}
-        return BcConfig(**{"flow": flow, "policy": policy, "hidden": (16,), **common, **ema, **changes})
+        return BcConfig(**{**flow, "policy": policy, "hidden": (16,), **common, **ema, **changes})
     common["candidates"] = 3
     if kind == "acrlpd":
         more = {"backup_entropy": "entropy" in special, "policy_ema": 0.9 if "grasp" in special else 0.0}
         return AcrlpdConfig(**{"critic": sac_critic(), "hidden": (16,), **common, **more, **changes})
-    common |= {"critic": critic(), "flow": flow, "policy_updates": 2}
+    common |= {"critic": critic(), **flow, "policy_updates": 2}
     if kind == "acfql":
         return AcfqlConfig(**{**common, **changes})
     lengths = {"prefix_lengths": 2, "replan_spread": 0.01} if "lengths" in special else {}
@@ -90,7 +90,17 @@ def build(
     """An agent for 4 states."""
     cameras, bounds = (CAMERA,) if config.image_keys else (), value_range if config.bounded_critic else None
     spec = AgentSpec(
-        4, actions, horizon, critic_steps or horizon, cameras, DISCOUNT, bounds, prefix_steps, grippers, **sizes
+        4,
+        actions,
+        horizon,
+        critic_steps or horizon,
+        cameras,
+        DISCOUNT,
+        bounds,
+        prefix_steps,
+        grippers,
+        executed=horizon,
+        **sizes,
     )
     make = functools.partial(builder_of(config), config)
     return make(spec) if config.gripper.composition == "continuous" else with_gripper(config, spec, make)

@@ -15,8 +15,8 @@ from serl_chunk.config.agents.policy import PolicyConfig
 def policy_of(config: PolicyConfig, perception: Perception) -> ChunkPolicy:
     """The policy that `config.policy` names."""
     if config.policy == "pi0":
-        return (PublishedPi0Policy if config.pi0.published else Pi0Policy)(config.pi0, perception)
+        return (PublishedPi0Policy if config.pi0.published else Pi0Policy)(config.pi0, perception, config.train_delay)
     if not isinstance(config, BcConfig) or config.policy == "flow":
-        return FlowPolicy(config.flow, perception)
+        return FlowPolicy(config.flow, perception, config.train_delay)
     head = LaplacePolicy if config.policy == "laplace" else GaussianPolicy
     return head(config.hidden, perception)

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 from serl_chunk.agents.losses.imitation import imitation_sum
 from serl_chunk.agents.perception import Perception
 from serl_chunk.agents.policies.base import ChunkNetwork, Record, observation_key
-from serl_chunk.agents.policies.sampled_flow import SampledFlow
+from serl_chunk.agents.policies.sampled_flow import SampledFlow, drawn_delay, given_actions
 from serl_chunk.agents.state import Committed, Context, Noise, Observation, Params, key_of
-from serl_chunk.config.agents.flow import DELAY_MAX, FlowConfig
+from serl_chunk.config.agents.flow import FlowConfig
+from serl_chunk.config.agents.policy import TrainDelay
 from serl_chunk.models.flow import VelocityField, integrate, interpolate, linear_share, linear_steps
 from serl_chunk.models.sums import Sum
 from serl_chunk.types import ChunkBatch
@@ -37,9 +38,13 @@ class FlowPolicy(SampledFlow, ChunkNetwork):
 
     name = "flow"
 
-    def __init__(self, flow: FlowConfig, perception: Perception, *, published: bool = False, **layers: Any) -> None:
+    def __init__(
+        self, flow: FlowConfig, perception: Perception, train_delay: TrainDelay = "none", *, published: bool = False,
+        **layers: Any,
+    ) -> None:  # fmt: skip
         super().__init__(perception)
-        self.flow, self.published, self.sees_given = flow, published, flow.train_delay != "none"
+        self.flow, self.published, self.train_delay = flow, published, train_delay
+        self.sees_given = train_delay != "none"
         self.steps = flow.steps
         self.field: Any = VelocityField(flow.hidden, self.chunk_dim, **layers)
 
@@ -59,17 +64,11 @@ class FlowPolicy(SampledFlow, ChunkNetwork):
             "x0": jax.random.normal(key_of(key, "x0"), (size, self.chunk_dim)),
             "t": jax.random.uniform(key_of(key, "t"), (size,)),
         }
-        if self.flow.train_delay == "sampled":
-            draws["delay"] = jax.random.randint(key_of(key, "delay"), (size,), 0, DELAY_MAX + 1)
-        return draws
+        return draws | drawn_delay(self.train_delay, key, size, self.spec.executed)
 
     def given(self, batch: ChunkBatch, draws: Noise) -> jax.Array:
         """float32[B, H]: 1 for a window's first d actions, which were committed at its decision (`train_delay`)."""
-        b, h = batch.actions.shape[0], self.spec.horizon
-        if not self.sees_given:
-            return jnp.zeros((b, h))
-        delay = batch.delay if self.flow.train_delay == "recorded" else draws["delay"]
-        return (jnp.arange(h)[None] < delay[:, None]).astype(jnp.float32)
+        return given_actions(self.train_delay, batch, draws)
 
     def velocity(self, params: Params, context: Context, x: jax.Array, t: jax.Array, given: jax.Array) -> jax.Array:
         """v at x float32[..., D] and t float32[...], `given` float32[..., H]."""

@@ -13,11 +13,12 @@ import jax.numpy as jnp
 
 from serl_chunk.agents.perception import Perception
 from serl_chunk.agents.policies.base import HasBase, Record, observation_key
-from serl_chunk.agents.policies.sampled_flow import SampledFlow
+from serl_chunk.agents.policies.sampled_flow import SampledFlow, drawn_delay, given_actions
 from serl_chunk.agents.spec import POLICY_FEATURES, FeatureSpec
 from serl_chunk.agents.state import Committed, Context, Noise, Observation, Params, key_of
 from serl_chunk.agents.vision import ObservationEmbedder
 from serl_chunk.config.agents.pi0 import Pi0Config
+from serl_chunk.config.agents.policy import TrainDelay
 from serl_chunk.models.pi0 import augment, tree, weights
 from serl_chunk.models.pi0.masks import IMAGE_MASK_PREFIX
 from serl_chunk.models.pi0.pi0 import Pi0
@@ -30,8 +31,9 @@ _NAME = "pi0"  # in an agent's policy, and in its base
 class Pi0Policy(SampledFlow):
     """The parameters are the trained leaves of the model's tree; the others are the base's."""
 
-    def __init__(self, config: Pi0Config, perception: Perception) -> None:
+    def __init__(self, config: Pi0Config, perception: Perception, train_delay: TrainDelay = "none") -> None:
         self.config, self.perception, self.steps = config, perception, config.steps
+        self.train_delay, self.sees_given = train_delay, train_delay != "none"
         spec = self.spec = perception.spec
         self.noise_shape = (spec.horizon, config.action_dim)
         # pi0.5's state is in its prompt.
@@ -168,16 +170,21 @@ class Pi0Policy(SampledFlow):
         return {IMAGE_PREFIX + slot: observation[IMAGE_PREFIX + name] for name, slot in self.slots.items()}
 
     def draws(self, key: jax.Array, size: int) -> Noise:
-        """ "x0" float32[B, H, D], standard normal, and "t" float32[B], near the noise more often (openpi's Beta)."""
-        noisy = jax.random.beta(key_of(key, "t"), 1.5, 1.0, (size,)) * 0.999 + 0.001
-        return {"x0": jax.random.normal(key_of(key, "x0"), (size, *self.noise_shape)), "t": 1.0 - noisy}
+        """ "x0" float32[B, *K, H, D], standard normal, "t" float32[B, *K], more often near the noise (openpi's Beta).
+
+        K draws share an observation's prefix (`flow_draws`); for one there is no such axis. "delay" as a flow has it.
+        """
+        lead = (size,) if self.config.flow_draws == 1 else (size, self.config.flow_draws)
+        noisy = jax.random.beta(key_of(key, "t"), 1.5, 1.0, lead) * 0.999 + 0.001
+        draws = {"x0": jax.random.normal(key_of(key, "x0"), (*lead, *self.noise_shape)), "t": 1.0 - noisy}
+        return draws | drawn_delay(self.train_delay, key, size, self.spec.executed)
 
     def given(self, batch: ChunkBatch, draws: Noise) -> jax.Array:
-        return jnp.zeros(batch.actions.shape[:2])
+        return given_actions(self.train_delay, batch, draws)
 
     def velocity(self, params: Params, context: Context, x: jax.Array, t: jax.Array, given: jax.Array) -> jax.Array:
-        """v towards the data at x float32[..., H, D] and t float32[...]; nothing is `given` so far."""
-        return -self.model.velocity(params, context.cache, x, 1.0 - t)
+        """v towards the data at x float32[..., H, D] and t float32[...]; `given` float32[..., H]."""
+        return -self.model.velocity(params, context.cache, x, 1.0 - t, given if self.sees_given else None)
 
     def advance(self, params: Params, context: Context, x: jax.Array, step: jax.Array) -> tuple[jax.Array, jax.Array]:
         """One step of Euler's method from x float32[..., H, D], number `step` int32[...]; and the velocity at x."""
@@ -194,8 +201,10 @@ class Pi0Policy(SampledFlow):
 
         `weight` is float32[B, H] or [B, H, A].
         """
-        noise, t = draws["x0"][:, None], 1.0 - draws["t"][:, None]
-        return self.model.flow_loss(params, context.cache, chunks, weight, None, noise, t)
+        noise, t = draws["x0"], 1.0 - draws["t"]
+        if t.ndim == 1:
+            noise, t = noise[:, None], t[:, None]
+        return self.model.flow_loss(params, context.cache, chunks, weight, given if self.sees_given else None, noise, t)
 
     def sample(
         self, params: Params, context: Context, noise: jax.Array, committed: Committed | None = None, steps: int = 0
@@ -205,7 +214,8 @@ class Pi0Policy(SampledFlow):
             missing = self.config.action_dim - self.spec.action_dim
             committed = jnp.pad(committed[0], [*[(0, 0)] * (committed[0].ndim - 1), (0, missing)]), committed[1]
         steps = steps or self.config.steps
-        return self.model.sample(params, context.cache, noise, committed, steps)[..., : self.spec.action_dim]
+        chunks = self.model.sample(params, context.cache, noise, committed, steps, clean=self.sees_given)
+        return chunks[..., : self.spec.action_dim]
 
     def candidate_noise(
         self, key: jax.Array, observation: Observation, count: int, *, explore: bool, alone: jax.Array | bool = False

@@ -8,8 +8,26 @@ import jax.numpy as jnp
 from serl_chunk.agents.policies.base import Record
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import Context, Noise, Params, key_of
+from serl_chunk.config.agents.policy import TrainDelay
 from serl_chunk.models.distributions import normal_log_prob
 from serl_chunk.models.flow import random_step
+from serl_chunk.types import ChunkBatch
+
+
+def drawn_delay(train_delay: TrainDelay, key: jax.Array, size: int, below: int) -> Noise:
+    """ "delay" int32[B], actions of a window that are given, uniform below `below`, where it is "sampled"."""
+    if train_delay != "sampled":
+        return {}
+    return {"delay": jax.random.randint(key_of(key, "delay"), (size,), 0, below)}
+
+
+def given_actions(train_delay: TrainDelay, batch: ChunkBatch, draws: Noise) -> jax.Array:
+    """float32[B, H]: 1 for a window's first d actions, which were committed at its decision."""
+    b, h = batch.actions.shape[:2]
+    if train_delay == "none":
+        return jnp.zeros((b, h))
+    delay = batch.delay if train_delay == "recorded" else draws["delay"]
+    return (jnp.arange(h)[None] < delay[:, None]).astype(jnp.float32)
 
 
 class SampledFlow:

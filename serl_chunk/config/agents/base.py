@@ -89,11 +89,6 @@ class AgentConfig(Group, path="agent."):
         return False
 
     @property
-    def samples_delay(self) -> bool:
-        """Whether the flow trains with given actions whose number is drawn."""
-        return False
-
-    @property
     def as_pi0(self) -> Pi0Config | None:
         """The pi0 that this is."""
         return None

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any
 
 from serl_chunk.config.fields import Group, acting, widths
-
-DELAY_MAX = 2  # actions that `agent.flow.train_delay=sampled` gives at most
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,10 +17,6 @@ class FlowConfig(Group, path="agent.flow."):
     # docs/algorithms.md, "The flow": below the deviation of chunks the candidates are too alike.
     spread: float = acting(
         0.2, "deviation s of chunks, in model space, that the field's linear part k(t) x is made for", above=0, most=2
-    )
-    # docs/algorithms/delay.md; d is the window's own, or drawn from 0 to DELAY_MAX.
-    train_delay: Literal["none", "recorded", "sampled"] = acting(
-        "none", "train for late decisions: the first d actions of a chunk are given, the flow learns the rest"
     )
 
     @property

@@ -150,6 +150,7 @@ class Pi0Config(Group, path="agent.pi0."):
         "as openpi: absent cameras and empty slots of prompts are computed as well, and the loss is of all numbers and "
         "steps of a chunk (`--compat openpi`)",
     )
+    flow_draws: int = setting(1, "draws of noise and time of a window in its loss, behind one prefix", least=1)
     augment: bool = setting(
         True, "train on images that are cropped, rotated and coloured at random, as openpi", requires=CAMERAS
     )

@@ -9,9 +9,10 @@ from serl_chunk.config.agents.base import AgentConfig, Optimiser
 from serl_chunk.config.agents.encoder import EncoderConfig
 from serl_chunk.config.agents.flow import FlowConfig
 from serl_chunk.config.agents.pi0 import Pi0Config
-from serl_chunk.config.fields import as_text, needs, require, setting, shaping
+from serl_chunk.config.fields import acting, as_text, needs, require, setting, shaping
 
 _BY_FLOW = needs("agent.policy", "flow", note="the layers of a Gaussian are agent.hidden")
+TrainDelay = Literal["none", "recorded", "sampled"]
 OF_PI0 = needs("agent.policy", "pi0")
 _OF_CRITIC = ("kind", "features", "pooling", "latent", "share_cameras", "state_latent", "weights")  # that sees pixels
 
@@ -23,6 +24,12 @@ class PolicyConfig(AgentConfig):
     policy: Literal["flow", "pi0"] = shaping("flow", "the kind of policy")
     flow: FlowConfig = setting(FlowConfig, "the flow policy", requires=_BY_FLOW)
     pi0: Pi0Config = setting(Pi0Config, "pi0", requires=OF_PI0)
+    # docs/algorithms/delay.md; d is the window's own, or drawn from those below chunk.execute_steps.
+    train_delay: TrainDelay = acting(
+        "none",
+        "train for late decisions: the first d actions of a chunk are given, the flow or pi0 learns the rest",
+        requires=needs("agent.policy", "flow", "pi0"),
+    )
     policy_ema: float = 0.999
 
     def _check(self) -> None:
@@ -69,10 +76,6 @@ class PolicyConfig(AgentConfig):
     @property
     def acts_by_flow(self) -> bool:
         return self.policy == "flow"
-
-    @property
-    def samples_delay(self) -> bool:
-        return self.flow.train_delay == "sampled"
 
     @property
     def as_pi0(self) -> Pi0Config | None:
