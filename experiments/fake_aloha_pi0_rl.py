@@ -33,5 +33,7 @@ def experiment() -> ExperimentConfig:
             policy_ema=0.0,
             policy_updates=1,
         ),
-        learner=replace(base.learner, batch_size=64, pretrain_steps=0, max_steps=10_000, utd_ratio=0.5),
+        learner=replace(
+            base.learner, batch_size=64, policy_batch_size=32, pretrain_steps=0, max_steps=10_000, utd_ratio=0.5
+        ),
     )
