@@ -114,6 +114,7 @@ class Acfql(FlowActor):
         super().__init__(config, spec, with_value=True)
         self.policy_updates = config.policy_updates
         self.act_by(policy_of(config, self.perception))
+        self.relabel = jax.jit(self._relabel)
 
     def acting_noise(
         self, params: Params, key: jax.Array, observation: Observation, *, explore: bool, alone: Alone = False
@@ -135,6 +136,25 @@ class Acfql(FlowActor):
             return super().samples(policy, base, context, noise, committed)
         first = super().samples(policy, base, context, noise["x"], committed)
         return jnp.concatenate([first, first + noise["edit"]], axis=-3)
+
+    def _relabel(self, state: AgentState, base: Params, batch: ChunkBatch, key: jax.Array) -> tuple[jax.Array, Metrics]:
+        """The best float32[B, H, A] of the acting policy's candidates by the mean of the target's heads."""
+        seen, policy = batch.observations, self.acting_policy(state)
+        context = self.shown(policy, state.critic, base, seen)
+        draw = lambda key, one: self.acting_noise({}, key, one, explore=True)  # noqa: E731
+        noise = jax.vmap(draw)(jax.random.split(key, len(batch.actions)), seen)
+        chunks = self.bounded(self.samples(policy, base, context, noise))
+        described = self.net.described(context, base, seen)
+        features = self.perception.critic_context(state.target, base, described).features[:, None]
+        of_heads = self.acting_critic.values(state.target, features, self.acting_critic.truncate_flatten(chunks))
+        values = jnp.mean(of_heads, axis=0)
+        best = jnp.argmax(values, axis=1)
+        metrics = {
+            "relabel/other_share": jnp.mean(best > 0),
+            "relabel/q_first": jnp.mean(values[:, 0]),
+            "relabel/q_best": jnp.mean(jnp.max(values, axis=1)),
+        }
+        return jnp.take_along_axis(chunks, best[:, None, None, None], axis=1)[:, 0], metrics
 
     def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
         """The heads'."""

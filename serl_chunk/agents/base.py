@@ -144,8 +144,13 @@ class Agent(abc.ABC):
         """The parameters that `sample` needs besides the base; `pretrained`: the critic saw no failure."""
 
     def wants(self) -> dict[str, BatchSpec]:
-        """The batches of `update` by name. Without one of "policy" the policy has the critic's last."""
+        """The batches of `update` by name. Without one of "policy" the policy has the critic's last.
+
+        What an agent that relabels imitates is made of the replay by the trainer.
+        """
         parts = ["critic"] if self.has_critic else []
+        if self.config.relabels:
+            return {"critic": self.batch_spec("critic")}
         if self.trains_policy and (not parts or self.spec.policy_batch or self.config.imitated_batches):
             parts.append("policy")
         return {part: self.batch_spec(part) for part in parts}

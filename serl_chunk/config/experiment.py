@@ -367,8 +367,8 @@ class ExperimentConfig(Group):
                 f"trains nothing of {agent.kind}, which has no critic. Set learner.pretrain_steps or "
                 "learner.offline_steps.")
         require(agent.trains_policy or not loop.pretrain_steps, "learner.pretrain_steps",
-            f"{loop.pretrain_steps} trains nothing: with agent.pi0.trainable=none the policy is constant. Set it to 0, or "
-            "agent.pi0.trainable to expert or lora_expert.")
+            f"{loop.pretrain_steps} trains nothing: with agent.pi0.trainable=none the policy is constant. Set it to 0, "
+            "or agent.pi0.trainable to expert or lora_expert.")
         if agent.bounded_critic:
             require(reward.scale > 0, "reward.scale",
                 f"must be above 0 for agent {agent.kind}, whose critic's range follows from the rewards, got "

@@ -325,9 +325,12 @@ class StepStorage:
         self.row_slots.give_back(self.links.drop_last(episode))
         return np.array([*[0] * len(self.cameras), *places], np.int64)
 
-    def texts_at(self, rows: np.ndarray) -> RowTexts | None:
-        """Return the tasks' texts at `rows` int64[B]; None without language, or with features of it in batches."""
-        return None if PROMPT in self.features.replaced else self._texts_at(rows)
+    def texts_at(self, rows: np.ndarray, frames: bool | None = None) -> RowTexts | None:
+        """Return the tasks' texts at `rows` int64[B]; None without language, or with features of it in batches.
+
+        `frames`: see `seen_at`; with images alone there are texts.
+        """
+        return None if PROMPT in self.features.replaced and not frames else self._texts_at(rows)
 
     def _texts_at(self, rows: np.ndarray) -> RowTexts | None:
         if self.tasks is None or self.steps.task is None:

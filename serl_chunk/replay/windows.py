@@ -184,8 +184,8 @@ def gather(
     state = held.state[starts]
     actions = preprocess.encode(state, held.action[executed])
     decided = live & (held.decision_tick[steps] == held.tick[starts][:, None])  # -1 where the policy did not act
-    observations = preprocess.observe_rows(state, storage.texts_at(starts))
-    next_observations = preprocess.observe_rows(held.state[ends], storage.texts_at(ends)) if later else {}
+    observations = preprocess.observe_rows(state, storage.texts_at(starts, frames))
+    next_observations = preprocess.observe_rows(held.state[ends], storage.texts_at(ends, frames)) if later else {}
     shown = np.concatenate([starts, ends]) if later else starts
     seen, pending = storage.seen_at(shown, preprocess.observe_rows, frames)
     observations |= {key: values[:b] for key, values in seen.items()}

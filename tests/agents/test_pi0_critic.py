@@ -12,8 +12,9 @@ from agent_tools import critic, make_batches, same
 from pi0_agents import CONFIG, SMALL, SPEC, lora, shown, started
 
 from serl_chunk.agents.acfql import Acfql
-from serl_chunk.agents.spec import POLICY_FEATURES, BatchSpec
+from serl_chunk.agents.spec import POLICY_FEATURES, AgentSpec, BatchSpec
 from serl_chunk.config.agents.acfql import AcfqlConfig
+from serl_chunk.config.agents.language import LanguageConfig
 from serl_chunk.types import PROMPT, PROMPT_MASK
 
 IMAGES = ("images/top", "images/wrist")
@@ -87,3 +88,47 @@ def test_candidates_are_the_first_ones_chunk_and_its_edits_and_the_best_acts():
     assert (np.abs(step).max() > 0) == (int(jnp.argmax(record["values"])) > 0)
     assert same(decide(0, explore=False)[0], decide(1, explore=False)[0])
     assert len(set(np.asarray(record["values"]).tolist())) == 4
+
+
+def test_of_two_modes_the_best_of_some_samples_and_then_one_sample_is_the_rewarded_one():
+    """A chunk of one number goes left or right, as demonstrated; only right is rewarded."""
+    pi0 = dataclasses.replace(SMALL, trainable="expert", action_dim=2, steps=4)
+    config = AcfqlConfig(
+        policy="pi0", pi0=pi0, language=LanguageConfig("bytes", 16), lr=3e-3, policy_ema=0.0, policy_updates=1,
+        critic=critic(), candidates=8, improve_by="distil",
+    )  # fmt: skip
+    agent = Acfql(config, AgentSpec(2, 1, 2, 2, (), 0.9, (0.0, 1.0)))
+    state, base, rng = agent.new_state(jax.random.key(0)), agent.new_base(jax.random.key(0)), np.random.default_rng(0)
+    text = {PROMPT: np.tile(np.int32([1, 5, 6]), (64, 1)), PROMPT_MASK: np.ones((64, 3), bool)}
+    seen = {"state": np.zeros((64, 2), np.float32), **text}
+
+    def batch(shown, updates: int = 50):
+        """Of one number an action, and a reward at once for those to the right; nothing follows."""
+        side = rng.choice(np.float32([-0.6, 0.6]), size=(updates, 64, 1, 1))
+        of = make_batches(AgentSpec(2, 1, 2, 2, (), 0.9), updates, 64)
+        actions = side + rng.normal(0, 0.02, (updates, 64, 2, 1)).astype(np.float32)
+        rewards = np.concatenate([side[..., 0] > 0, np.zeros_like(side[..., 0])], -1).astype(np.float32)
+        ones = np.ones((updates, 64, 2), np.float32)
+        shown = jax.tree.map(lambda x: np.broadcast_to(x, (updates, *x.shape)), shown)
+        return of._replace(observations=shown, next_observations=shown, actions=actions, rewards=rewards, valid=ones,
+                           bc_weight=ones, mask=np.zeros((updates, 64), np.float32))  # fmt: skip
+
+    def right(state, *, alone: bool) -> float:
+        params = agent.policy_params(state) | {"base": base}
+        chunks, _ = agent.decide(params, seen, jax.random.split(jax.random.key(3), 64), explore=True, alone=alone)
+        return float((np.asarray(chunks).mean((1, 2)) > 0).mean())
+
+    for _ in range(8):
+        state, _ = agent.update_policy(state, base, batch(seen))
+    assert 0.25 < right(state, alone=True) < 0.75
+    features = {"state": seen["state"], POLICY_FEATURES: agent.embedder(base)(text)[POLICY_FEATURES]}
+    for _ in range(4):
+        state, _ = agent.update_critic(state, base, batch(features))
+    assert right(state, alone=False) > 0.9
+    for k in range(5):
+        one = jax.tree.map(lambda x: x[0], batch(seen, 1))
+        chunks, metrics = agent.relabel(state, base, one, jax.random.key(k))
+        assert float(metrics["relabel/q_best"]) >= float(metrics["relabel/q_first"])
+        again = one._replace(actions=np.asarray(chunks))
+        state, _ = agent.update_policy(state, base, jax.tree.map(lambda x: np.broadcast_to(x, (50, *x.shape)), again))
+    assert right(state, alone=True) > 0.9

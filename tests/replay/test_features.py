@@ -126,6 +126,12 @@ class Oracle:
 
     def check_batch(self, replay, seed: int, n: int = 60) -> None:
         batch = replay.sample(RNG(seed), n)
+        plain = replay.sample(RNG(seed), n, frames=True).observations  # of the same windows
+        assert set(plain) == {"state", "images/a", "images/b", "prompt", "prompt_mask"}
+        again = self.embed.values_of([self.embed.hash_of({k: v[i] for k, v in plain.items()}) for i in range(n)])
+        for name, values in again.items():
+            np.testing.assert_array_equal(values, batch.observations[name])
+        assert set(replay.sample(RNG(seed), 4, frames=False).observations) == SHOWN
         for observation in (batch.observations, batch.next_observations):
             assert set(observation) == SHOWN
             state = np.rint(observation["state"] * NORMALISER.state_std + NORMALISER.state_mean).astype(int)

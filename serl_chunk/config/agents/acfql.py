@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from serl_chunk.config.agents.base import ActorCriticConfig, CriticSees
 from serl_chunk.config.agents.policy import OF_PI0, PolicyConfig
@@ -36,11 +36,26 @@ class AcfqlConfig(PolicyConfig, ActorCriticConfig):
         least=0,
     )
 
+    improve_by: Literal["none", "distil"] = setting(
+        "none",
+        "how pi0 itself gets better: by imitating what agent.bc_on names, or (distil) at all replayed observations the "
+        "best of its candidates, which it then needs no critic to find",
+        requires=OF_PI0,
+    )
+
     def _check(self) -> None:
         # fmt: off
+        require(not self.relabels or self.trains_policy, "agent.improve_by",
+            "distil trains nothing with agent.pi0.trainable=none. Set that to expert or lora_expert, or this to none.")
+        require(not self.relabels or self.candidates > 1, "agent.improve_by",
+            "distil imitates the best of several candidates, got agent.candidates=1. Raise that, or set this to none.")
         require(not self.edit_scale or self.candidates > 1, "agent.edit_scale",
             f"{self.edit_scale:g} has no effect with agent.candidates=1: the first candidate is not edited. Raise "
             "that, or set it to 0.")
+
+    @property
+    def relabels(self) -> bool:
+        return self.as_pi0 is not None and self.improve_by == "distil"
 
     @property
     def seen_by_critic(self) -> CriticSees:

@@ -104,6 +104,11 @@ class AgentConfig(Group, path="agent."):
         return False
 
     @property
+    def relabels(self) -> bool:
+        """Whether the policy imitates the best of its own candidates at replayed observations."""
+        return False
+
+    @property
     def seen_by_critic(self) -> CriticSees:
         """What a critic sees beside the state."""
         return "pixels"

@@ -7,9 +7,12 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from serl_chunk.agents.acfql import Acfql
+from serl_chunk.agents.state import Metrics
 from serl_chunk.learner.offline_data import InitialData
 from serl_chunk.learner.schedule import PRETRAINING, Phase, TrainingSchedule, phases_of
 from serl_chunk.learner.trainers.pretraining import ON_DATA, PretrainingTrainer
+from serl_chunk.learner.trainers.relabelling import Relabelled
 from serl_chunk.runs.status_line import StatusFields
 
 if TYPE_CHECKING:
@@ -35,6 +38,13 @@ class PhaseTrainer(PretrainingTrainer):
     def __init__(self, learner: Learner, data: InitialData, *, threaded: bool, step: int | None) -> None:
         super().__init__(learner, data, threaded=threaded, step=step)
         self.schedule = TrainingSchedule(self._config, learner.router)
+        size = self._config.policy_batch_size or self._config.batch_size
+        self._relabelled: Relabelled | None = None
+        if isinstance(self._agent, Acfql) and learner.config.agent.relabels:
+            prefetch = learner.config.replay.prefetch if threaded else 0
+            self._relabelled = Relabelled(
+                learner.replay, self._agent.relabel, size, learner.config.seed, prefetch=prefetch
+            )
         self.phases = phases_of(self._config, has_critic=self._agent.has_critic)
         self._was_pretrained = True  # where a previous process stopped
         self._offline_updates: int | None = None  # those of the offline phase; None: all, it is not over
@@ -131,11 +141,13 @@ class PhaseTrainer(PretrainingTrainer):
 
     def _update(self) -> None:
         learner, n = self._learner, self._config.cta_ratio
-        batches = self._next_batches(self._agent.wants(), n)
+        batches, chosen = self._next_batches(self._agent.wants(), n), Metrics()
+        if self._relabelled is not None:
+            batches["policy"], chosen = self._relabelled.next(learner.state, learner.base, learner.updates)
         with learner.stats.first_call("updates"):
             learner.state, metrics = self._agent.update(learner.state, learner.base, batches)
         learner.updates += n
-        learner.updated(n, metrics)
+        learner.updated(n, metrics | chosen)
         self._data.advance(n)
 
     def _crossed(self, period: int) -> bool:

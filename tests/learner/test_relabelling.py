@@ -1,0 +1,53 @@
+"""Batches of windows whose chunks were chosen anew."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+from agent_tools import make_batches
+from pi0_agents import SPEC
+
+from serl_chunk.learner.trainers.relabelling import HELD, SERVED, Relabelled
+from serl_chunk.types import PROMPT, PROMPT_MASK
+
+
+class Drawn:
+    """Batches that are numbered in the state, with prompts of lengths that differ."""
+
+    def __init__(self):
+        self.count = 0
+
+    def sample(self, rng, batch_size, updates, *, half, next_observations, frames, imitated):
+        assert (next_observations, frames, imitated) == (False, True, False)
+        self.count += 1
+        batch, slots = make_batches(SPEC, updates, batch_size), 16 * (1 + self.count % 2)
+        state = np.full((updates, batch_size, 4), self.count, np.float32)
+        text = {PROMPT: np.ones((updates, batch_size, slots), np.int32),
+                PROMPT_MASK: np.ones((updates, batch_size, slots), bool)}  # fmt: skip
+        return batch._replace(observations={**batch.observations, "state": state, **text}, next_observations={})
+
+
+def test_chunks_are_chosen_once_for_several_batches_which_mix_the_newest_ones():
+    replay, keys = Drawn(), []
+
+    def relabel(state, base, batch, key):
+        keys.append(jax.random.key_data(key).tolist())
+        return np.full(batch.actions.shape, batch.observations["state"][0, 0]), {"relabel/q_best": len(keys)}
+
+    batches = Relabelled(replay, relabel, 8, seed=3, prefetch=0)
+    calls = SERVED * (HELD + 4)
+    for update in range(calls):
+        batch, metrics = batches.next(None, {}, update)
+        newest = update // SERVED + 1
+        assert metrics == {"relabel/q_best": newest}
+        number = batch.observations["state"][0, :, 0]
+        np.testing.assert_array_equal(batch.actions, np.broadcast_to(number[None, :, None, None], batch.actions.shape))
+        np.testing.assert_array_equal(batch.bc_weight, batch.valid)
+        assert set(number.tolist()) <= set(range(max(1, newest - HELD + 1), newest + 1))
+    assert (replay.count, len({str(key) for key in keys})) == (calls // SERVED, calls // SERVED)
+    assert len(set(number.tolist())) > 1
+    again = Relabelled(Drawn(), relabel, 8, seed=3, prefetch=0)
+    same = [again.next(None, {}, update)[0] for update in range(2)]
+    first = Relabelled(Drawn(), relabel, 8, seed=3, prefetch=0).next(None, {}, 1)[0]
+    assert not np.array_equal(same[0].observations["images/top"], same[1].observations["images/top"])
+    np.testing.assert_array_equal(first.observations["images/top"], same[1].observations["images/top"])
