@@ -414,8 +414,8 @@ class ExperimentConfig(Group):
     @property
     def imitated(self) -> BcOn:
         """What `agent.bc_on` comes to: without a human, a policy that imitates itself drifts."""
-        helped: BcOn = "demo+interventions" if self.actor.intervention == "none" else "+successes"
-        return self.agent.bc_on or helped
+        helped = self.actor.intervention != "none" or self.agent.clones_successes
+        return self.agent.bc_on or ("+successes" if helped else "demo+interventions")
 
     @property
     def eval_interval(self) -> int:

@@ -9,6 +9,7 @@ from typing import Literal
 from serl_chunk.config.fields import Group, Requirement, acting, needs, require, setting
 
 _RATIO, _REFERENCE = needs("agent.rule", "ppo"), needs("agent.rule", "flow_ipo")
+_ROWS = Requirement("agent.successes=iteration", lambda c: not c.agent.clones_successes)
 ITERATES = Requirement("an agent that trains in iterations (--preset ript, ...)", lambda c: c.agent.iterates)
 
 
@@ -37,7 +38,9 @@ class GroupConfig(Group, path="group."):
         "of outcomes: the group's others (RLOO), a running mean, or learned from the first observation",
         requires=_RATIO,
     )
-    weigh: Literal["decision", "episode"] = setting("decision", "what counts alike: decisions, or whole episodes")
+    weigh: Literal["decision", "episode"] = setting(
+        "decision", "what counts alike: decisions, or whole episodes", requires=_ROWS
+    )
     density: Literal["sde", "end", "tick", "chunk"] = acting(
         "sde", "what is sampled: one random step of a flow, or an end around it; of heads: the ratio's unit"
     )

@@ -235,7 +235,7 @@ PRESETS: dict[str, Preset] = {
          lambda c, g: _groups(c, {}, {})),
         ("flow-ipo", "FlowIPO: velocities between the sample's and a reference's, by the episode's outcome",
          lambda c, g: _groups(c, {"rule": "flow_ipo"}, {"noise": 1.0, "sigma": 0.0})),
-        ("filtered-bc", "cloning of an iteration's successes: the baseline of the three",
+        ("filtered-bc", "cloning of an iteration's successes, or with agent.successes=all of all: the baseline",
          lambda c, g: _groups(c, {"rule": "filtered_bc"}, {})),
         ("hg-dagger-gaussian", "as hg-dagger, with a tanh-squashed Gaussian", lambda c, g: _hg_dagger(c, "gaussian")),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -430,6 +431,8 @@ def _open_store(config: ExperimentConfig, run: Path) -> RecordStore:
     t, r, g = config.transport, config.replay, config.group
     # Of an iteration under way all episodes, from which a restart goes on.
     of_groups = g.max_groups * g.size * config.robot.max_episode_steps if config.agent.iterates else 0
+    if config.agent.clones_successes:  # however many failures are between those that the replay holds
+        of_groups = sys.maxsize
     store = RecordStore(
         run / JOURNAL, Limits(t.max_message_bytes, MAX_ARRAYS), min_steps=max(r.capacity + r.human_capacity, of_groups),
         max_bytes=t.journal_bytes, max_age=86400 * t.journal_days or None, sync_interval=t.heartbeat,

@@ -195,7 +195,7 @@ class Partitions:
         steps.is_demo[rows] = episode.demonstration | (source == Source.HUMAN)
         weigh = functools.partial(
             imitation_weights, source, bc_on=self._bc_on, demonstration=episode.demonstration, outcome=episode.outcome,
-            exclude_ticks=self._exclude_ticks,
+            exclude_ticks=self._exclude_ticks, own_weight=self._config.agent.own_weight,
         )  # fmt: skip
         steps.bc_weight[rows] = weigh()
         if parts.dims is not None:

@@ -23,7 +23,6 @@ from serl_chunk.types import STATE, ChunkBatch, Outcome, Source
 if TYPE_CHECKING:
     from serl_chunk.replay.partitions import Partition
 
-OWN_WEIGHT = 0.2  # of an own success: docs/algorithms/going_online.md
 
 _NO_TICKS = np.empty(0, np.int64)
 
@@ -56,12 +55,13 @@ def eligible_starts(
 
 def imitation_weights(
     source: np.ndarray, *, bc_on: BcOn, demonstration: bool, outcome: Outcome, exclude_ticks: int,
-    shared: np.ndarray | None = None,
+    own_weight: float, shared: np.ndarray | None = None,
 ) -> np.ndarray:  # fmt: skip
     """Return the weight of each step of an episode in an imitation loss, float32[T], from source uint8[T].
 
-    Never imitated are holds, failed demonstrations, and policy steps within `exclude_ticks` before a human's. Given
-    `shared` bool[T], HUMAN steps of which the policy had a part, their weights are those of the policy's part.
+    Never imitated are holds, failed demonstrations, and policy steps within `exclude_ticks` before a human's. Own
+    successes weigh `own_weight`. Given `shared` bool[T], HUMAN steps of which the policy had a part, their weights are
+    those of the policy's part.
     """
     human = source == Source.HUMAN
     own = source == Source.POLICY
@@ -77,7 +77,7 @@ def imitation_weights(
             imitated = own.copy()
             for begin, _ in human_segments(source):
                 imitated[max(0, begin - exclude_ticks) : begin] = False
-            weight[imitated] = OWN_WEIGHT
+            weight[imitated] = own_weight
     if demonstration and outcome == Outcome.FAILURE:
         weight[:] = 0
     weight[source == Source.HOLD] = 0

@@ -77,6 +77,7 @@ REFUSED: list[tuple[Any, dict[str, Any], tuple[object, ...]]] = [
     (GroupConfig, {"size": 1}, ("group.baseline", "loo", "group.size", 1, "mean", "value")),
     (GroupConfig, {"max_groups": 3}, ("group.max_groups", 80, 3)),
     (GroupAgentConfig, {"policy": "laplace", "rule": "flow_ipo"}, ("agent.rule", "agent.policy", "laplace")),
+    (GroupAgentConfig, {"rule": "filtered_bc", "successes": "all", "bc_on": "demo"}, ("agent.bc_on", "+successes")),
     (GroupAgentConfig, {"flow_ipo_t_min": 0.9}, ("agent.flow_ipo_t_min", 0.9, "agent.flow_ipo_t_max", 0.8)),
     (GroupAgentConfig, {"gripper": GripperConfig(choices=TWO)}, ("agent.gripper", "learned")),
     (GroupAgentConfig, {"encoder": EncoderConfig(trained_by="critic")}, ("agent.encoder.trained_by", "group")),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
-from learner_tools import learner_of, let_go
-from point_robot import experiment
+from learner_tools import feed, journal_of, learner_of, let_go
+from point_robot import HORIZON, experiment
 
+from serl_chunk.agents.groups.rows import Episodes, uncredited
 from serl_chunk.config.presets import configured
 from serl_chunk.evaluation.by_learner import OwnEvaluation
 from serl_chunk.learner.groups.collector import Collected
@@ -18,7 +20,7 @@ from serl_chunk.learner.trainers import iterations
 from serl_chunk.learner.training_stats import TrainingStats
 from serl_chunk.runs.checkpoints import LearnerCheckpoints
 from serl_chunk.runs.status_line import format_status
-from serl_chunk.types import ConfigError
+from serl_chunk.types import ConfigError, Source
 
 CONFIG = configured(experiment(), [("learner.pretrain_steps", "0")], preset="ript-flow-sde")
 COUNTERS = {"success": 0.42, "groups": 8.0, "mixed": 3.0, "solved": 1.0}
@@ -105,6 +107,34 @@ def test_what_was_sampled_under_other_settings_counts_no_more(changes, forgets, 
     assert (scheduler.since == first.version) is counts
     assert ("what was known of them is forgotten" in caplog.text) is forgets
     assert bool(scheduler.memory.starts) is not forgets
+
+
+def sampled(rows):
+    """What an actor journals of an iteration that is over, with the steps of demonstrations."""
+    begin, steps, end = (record for _, _, record in rows)
+    steps = dataclasses.replace(steps, source=np.full_like(steps.source, Source.POLICY))
+    return [(n, "a/s", record) for n, record in enumerate((begin._replace(ticket="7.0.0.0"), steps, end))]
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_iteration_clones_all_successes_so_far(demos, tmp_path, monkeypatch):
+    given = [("agent.successes", "all"), ("group.minibatch", "8"), ("group.eval_every", "0")]
+    config = configured(experiment(), [*given, ("learner.pretrain_steps", "0")], preset="filtered-bc")
+    learner, one = learner_of(config, None, tmp_path / "run"), np.ones((12, HORIZON), np.float32)
+    ended, rows = Collected(0, "", [None], [], "", "", COUNTERS), uncredited({}, {}, one)
+    monkeypatch.setattr(learner.trainer.collector, "poll", lambda: ended)
+    monkeypatch.setattr(learner.trainer, "rows_of", lambda _: (rows, Episodes(*np.array([[1], [0], [12]]))))
+    steps = []
+    for records in ([], sampled(journal_of(config, demos, 1))):
+        feed(learner, records)
+        while learner.work() and learner.trainer.phase is not Phase.COLLECT:
+            pass
+        while learner.work() and learner.trainer.phase is Phase.TRAIN:
+            pass
+        steps.append(learner.trainer._figures["group/gradient_steps"])
+    let_go(learner)
+    assert steps == [0, 4]  # two epochs of the iteration's 12 decisions
+    assert learner.trainer._figures["actor/bc_share"] > 0.5  # windows reach beyond its end
 
 
 def test_nothing_is_kept_of_a_state_within_an_iteration(tmp_path, monkeypatch):

@@ -1,7 +1,7 @@
 """The agent that trains in iterations on groups of episodes: RIPT-VLA, FlowIPO, and cloning of successes.
 
 It imitates as `Bc` does. Then each iteration goes: `prepare` and `credit` all its rows, `update_rows` minibatch by
-minibatch, `end_iteration`.
+minibatch, `end_iteration`. Where all successes so far are cloned, `update_clone` takes batches of the replay instead.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from serl_chunk.agents.state import (
 )
 from serl_chunk.config.agents.groups import GroupAgentConfig
 from serl_chunk.models.flow import interpolate
+from serl_chunk.types import ChunkBatch
 
 
 class GroupAgent(Bc):
@@ -57,6 +58,7 @@ class GroupAgent(Bc):
         self.iteration_optimiser = adam(config.iteration_optimiser)
         self.baseline = BASELINES[self.group.baseline]() if self.group.baseline in BASELINES else None
         self._step_rows = compiled(self._update_rows)
+        self.update_clone = compiled(self._update_clone)
         self._prepare_rows = jax.jit(self._prepare)
         self._first_features = jax.jit(lambda policy, base, seen: self.net.context(policy, base, seen).features)
 
@@ -199,8 +201,18 @@ class GroupAgent(Bc):
 
         cut = rows, self.row_draws(key, rows)
         grads, metrics, _ = gradient(loss, state.policy, cut, self.spec.micro_batches)
+        return self._descended(state.replace(rng=rng), grads, metrics)
+
+    def _update_clone(self, state: AgentState, base: Params, batch: ChunkBatch) -> Updated:
+        """One gradient step of imitation with the iterations' optimiser, on a batch of the replay."""
+        rng, key = jax.random.split(state.rng)
+        batch = self.seen(state, base, batch)
+        grads, metrics = self._policy_gradient(state, base, batch, self.policy_draws(key, batch), True)
+        return self._descended(state.replace(rng=rng), grads, metrics)
+
+    def _descended(self, state: AgentState, grads: Params, metrics: Metrics) -> Updated:
         policy, opt = descend(self.iteration_optimiser, grads, state.policy_opt, state.policy)
-        state = state.replace(rng=rng, policy=policy, policy_opt=opt, policy_updates=state.policy_updates + 1)
+        state = state.replace(policy=policy, policy_opt=opt, policy_updates=state.policy_updates + 1)
         return state, metrics | {"actor/grad_norm": optax.tree.norm(grads)}
 
     def row_draws(self, key: jax.Array, rows: GroupRows) -> Noise:

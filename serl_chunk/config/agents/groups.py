@@ -11,6 +11,7 @@ from serl_chunk.config.fields import needs, require, setting, shaping, widths
 from serl_chunk.config.groups import GroupConfig
 
 _FLOW_IPO = needs("agent.rule", "flow_ipo")
+_CLONES = needs("agent.rule", "filtered_bc")
 _HEADS = needs("agent.policy", "gaussian", "laplace", note="the flow's layers are agent.flow.hidden")
 
 
@@ -20,11 +21,15 @@ class GroupAgentConfig(BcConfig):
 
     kind: ClassVar[str] = "group"
     iterates: ClassVar[bool] = True
+    own_weight = 1.0
 
     policy: Literal["flow", "gaussian", "laplace", "pi0"] = shaping("flow", "the kind of policy")  # type: ignore[assignment]
     hidden: tuple[int, ...] = widths((256, 256), "widths of the hidden layers of a head", requires=_HEADS)
     rule: Literal["ppo", "flow_ipo", "filtered_bc"] = setting(
         "ppo", "clipped ratios (RIPT), velocities by preference (FlowIPO), or cloning of successes"
+    )
+    successes: Literal["iteration", "all"] = setting(
+        "iteration", "cloned ones: the iteration's, or all so far with the demonstrations", requires=_CLONES
     )
     # docs/algorithms/groups.md: with 3e-5 the flow gained less in as many iterations.
     iteration_lr: float = setting(1e-4, "learning rate (Adam) in iterations; agent.lr is imitation's before", above=0)
@@ -45,6 +50,8 @@ class GroupAgentConfig(BcConfig):
             "or agent.rule=ppo.")
         require(self.flow_ipo_t_min < self.flow_ipo_t_max, "agent.flow_ipo_t_min",
             f"must be below agent.flow_ipo_t_max={self.flow_ipo_t_max:g}, got {self.flow_ipo_t_min:g}")
+        require(not self.clones_successes or self.bc_on in (None, "+successes", "all"), "agent.bc_on",
+            f"must be none, +successes or all with agent.successes=all, which clones own ones, got {self.bc_on}")
         require(self.gripper.composition == "continuous", "agent.gripper",
             f"has grippers that are {self.gripper.composition}, and groups train the policy alone, whose samples they "
             "are not. Leave it out: grippers are then numbers of the policy's actions.")
@@ -68,6 +75,10 @@ class GroupAgentConfig(BcConfig):
         steps = self.pi0.steps if self.as_pi0 else self.flow.steps
         require(steps > 1 or group.density == "end", "group.density",
             "sde takes one of several steps at random, and the flow has 1. Set more steps, or end.")
+
+    @property
+    def clones_successes(self) -> bool:  # type: ignore[override]
+        return self.rule == "filtered_bc" and self.successes == "all"
 
     @property
     def integrates(self) -> bool:

@@ -135,17 +135,19 @@ class Collector:
 
     Args:
         horizon: H, actions of a chunk.
+        keeps_successes: whether they stay in the replay, one of each slot.
         clock: seconds.
     """
 
     def __init__(
         self, scheduler: GroupScheduler, preprocess: Preprocess, horizon: int,
-        clock: Callable[[], float] = time.monotonic,
+        *, keeps_successes: bool = False, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self.scheduler = scheduler
         self._preprocess, self._horizon, self._clock = preprocess, horizon, clock
         self._assembler = EpisodeAssembler("episode")
         self._rollouts: dict[str, Rollout] = {}  # by ticket
+        self._keeps_successes, self._kept = keeps_successes, set[str]()  # slots of all iterations
         self._lock = threading.Lock()
 
     def begin(self, iteration: int, version: int, *, since: int | None = None) -> None:
@@ -192,7 +194,7 @@ class Collector:
         """Take the next record of a session, which the replay has taken.
 
         Returns the id of an episode that ended with it and leaves the replay: a ticketed one in which no human had a
-        part. Empty: none does. Raises as `rollout_of`.
+        part, and that is no success to be kept. Empty: none does. Raises as `rollout_of`.
         """
         if isinstance(record, Begin):
             left = self.close_session(session)  # the end of the one before will never come
@@ -205,7 +207,19 @@ class Collector:
         if (episode := self._assembler.insert(session, record)) is None:
             return ""
         self._settle(session, episode)
-        return "" if _by_human(episode.steps) else episode.begin.episode_id
+        return "" if _by_human(episode.steps) or self._keeps(episode) else episode.begin.episode_id
+
+    def _keeps(self, episode: Episode) -> bool:
+        """Whether the success of an episode stays. Of its records alone: those of the journal have ended iterations."""
+        if not self._keeps_successes:
+            return False
+        slot, _, _ = episode.begin.ticket.rpartition(".")
+        version = int(episode.steps.policy_version[0])
+        result = result_of(episode, range(version, version + 1))
+        if not (result.sample and result.success) or slot in self._kept:
+            return False
+        self._kept.add(slot)
+        return True
 
     def close_session(self, session: str) -> str:
         """Note that the end of a session's open episode will never come; returns its id as `insert` does."""

@@ -69,7 +69,9 @@ class IterationTrainer(PretrainingTrainer):
             config.group, self._starts, tasks, config.seed,
             usable=lambda group: self._agent.learns_from([result.reward for result in group.results]),
         )  # fmt: skip
-        self.collector = learner.router.groups = Collector(scheduler, learner.preprocess, config.chunk.horizon)
+        self.collector = learner.router.groups = Collector(
+            scheduler, learner.preprocess, config.chunk.horizon, keeps_successes=config.agent.clones_successes
+        )
         self.phases = [*([Phase.PRETRAIN] if self._config.pretrain_steps else []), Phase.COLLECT, Phase.TRAIN]
         self._since = 0
         self._unpublished = False  # the policy of the next iteration
@@ -176,9 +178,10 @@ class IterationTrainer(PretrainingTrainer):
 
     def _gradient_steps(self, collected: Collected) -> Iterator[Metrics]:
         """Train on an iteration's rows, a gradient step at a time."""
-        if not collected.groups:
-            return
         learner, agent, c = self._learner, self._agent, self._group
+        replays = agent.config.clones_successes
+        if not collected.groups or (replays and not learner.replay.ready.windows):
+            return
         rows, episodes = self.rows_of(collected)
         with learner.stats.first_call("updates"):
             prepared = agent.prepare(learner.state, learner.base, rows)
@@ -189,7 +192,12 @@ class IterationTrainer(PretrainingTrainer):
         rng = np.random.default_rng([learner.config.seed, collected.iteration])
         for _ in range(c.epochs):
             for batch in minibatches(rng, rows, c.minibatch):
-                learner.state, metrics = agent.update_rows(learner.state, learner.base, batch)
+                if replays:  # in as many steps
+                    with learner.stats.timed("sampling"):
+                        of_all = learner.replay.sample(rng, c.minibatch, next_observations=False)
+                    learner.state, metrics = agent.update_clone(learner.state, learner.base, of_all)
+                else:
+                    learner.state, metrics = agent.update_rows(learner.state, learner.base, batch)
                 yield metrics
             if 0 < c.target_kl < float(metrics.get("actor/approx_kl", 0.0)):
                 break

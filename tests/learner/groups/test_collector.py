@@ -124,12 +124,12 @@ def test_a_record_that_makes_no_rows_is_refused(given, named):
 # -- on the router -------------------------------------------------------------------------------------------
 
 
-def collecting(*, since: int | None = None, **changes):
+def collecting(*, since: int | None = None, keeps_successes: bool = False, **changes):
     """A replay with its router and a collector that has begun iteration 0."""
     config = GroupConfig(**{"size": 2, "groups": 2, "max_groups": 4, "baseline": "mean", **changes})
     replay, router = make_router()
     scheduler = GroupScheduler(config, Starts(7), ("push",), 7)
-    router.groups = Collector(scheduler, PREPROCESS, HORIZON, clock=lambda: 0.0)
+    router.groups = Collector(scheduler, PREPROCESS, HORIZON, keeps_successes=keeps_successes, clock=lambda: 0.0)
     assert router.groups.poll() is None
     router.groups.begin(0, 5 if since is None else 6, since=since)
     return replay, router
@@ -165,6 +165,17 @@ def test_they_are_counted_like_others_and_leave_the_replay():
     assert replay.episodes() == [(ACTOR, "e")]
     router.groups.begin(1, 6)
     assert router.groups.poll() is None
+
+
+def test_successes_of_all_iterations_stay_once_each_where_they_are_cloned():
+    given = [episode("7.0.0.0"), *SLOTS, episode("0.0.0.1"), episode("0.2.0.0", source=Source.HOLD)]
+    journal = [record for e in given for record in records(e)]
+    replay, router = collecting(keeps_successes=True)
+    insert(router, *journal)
+    assert replay.episodes() == [(ACTOR, name) for name in ("e7.0.0.0", "e0.0.0.0", "e0.1.0.0")]
+    again, router = collecting(keeps_successes=True, since=5)
+    router.refill((number, ACTOR, record) for number, record in enumerate(journal))
+    assert again.episodes() == replay.episodes()
 
 
 def test_one_with_a_human_part_goes_to_the_replay_and_its_slot_is_run_again():
