@@ -27,9 +27,8 @@ OUTPUT_GRACE = 2.0  # seconds for the output of ended processes; a grandchild ma
 WATCH_PERIOD = 0.1  # seconds between looks at the processes
 READ_BYTES = 1 << 16
 PIECES = re.compile(r"([^\r\n]*)(\r\n|\r|\n|$)")  # of a read: text, and what ended it
-RESTARTS = 3  # of an actor in a row, before its crash ends all
+RESTARTS, WINDOW_SECONDS = 5, 600.0  # of an actor within so long, before its crash ends all
 BACK_OFF = 1.0  # seconds before the first of these; it doubles with each
-SETTLED_SECONDS = 20.0  # an actor that ran for so long has started: what came before counts no more
 WRONG_USAGE = 2  # exit status that a restart would only repeat
 
 logger = logging.getLogger(__name__)
@@ -54,7 +53,7 @@ def run_both(
         pin: reserve a core for each actor.
         ip: the learner's address for the actors.
         actors: ids of several actors of simulators, each a process that is restarted where it crashes, up to RESTARTS
-            times in a row. Empty: one, which is not.
+            times within WINDOW_SECONDS. Empty: one, which is not.
 
     Returns the exit status of the process that failed first, else 0; 130 where a signal ended one during its start.
     """
@@ -83,8 +82,7 @@ class _Child:
     command: list[str]
     cores: set[int] | None
     process: subprocess.Popen[bytes]
-    began: float  # of the process, monotonic, s
-    crashes: int = 0  # in a row
+    restarts: Sequence[float]  # times of those within WINDOW_SECONDS, monotonic, s
     restart_at: float | None = None  # monotonic, s; None: none is due
 
     @property
@@ -99,14 +97,14 @@ class _Child:
 
 
 class _Fleet:
-    """A learner and its actors. `restarts`: how often in a row an actor that crashes is started again."""
+    """A learner and its actors. `restarts`: how often in WINDOW_SECONDS an actor that crashes is started again."""
 
     def __init__(self, relay: Relay, restarts: int) -> None:
         self._relay, self._restarts = relay, restarts
         self._children: dict[str, _Child] = {}
         self._stopping = self._incomplete = False
 
-    def start(self, name: str, command: list[str], cores: set[int] | None, crashes: int = 0) -> None:
+    def start(self, name: str, command: list[str], cores: set[int] | None, restarts: Sequence[float] = ()) -> None:
         if self._stopping:
             self._incomplete = True
             return
@@ -117,7 +115,7 @@ class _Fleet:
         process = subprocess.Popen(
             command, env=environment, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
-        self._children[name] = _Child(command, cores, process, time.monotonic(), crashes)
+        self._children[name] = _Child(command, cores, process, restarts)
         assert process.stdout is not None
         self._relay.follow(name, process.stdout)
         if cores is not None:
@@ -171,16 +169,15 @@ class _Fleet:
         """Restart an actor that crashed, after its back-off; returns whether that is to be."""
         child, now = self._children[name], time.monotonic()
         if child.restart_at is None:
-            if now - child.began >= SETTLED_SECONDS:
-                child.crashes = 0
-            if child.status == WRONG_USAGE or child.crashes >= self._restarts:
+            recent = [at for at in child.restarts if now - at < WINDOW_SECONDS]
+            if child.status == WRONG_USAGE or len(recent) >= self._restarts:
                 return False
-            wait = BACK_OFF * 2**child.crashes
-            child.crashes, child.restart_at = child.crashes + 1, now + wait
-            again = f"restart {child.crashes} of {self._restarts} in {wait:g} s"
+            wait = BACK_OFF * 2 ** len(recent)
+            child.restarts, child.restart_at = [*recent, now], now + wait
+            again = f"restart {len(child.restarts)} of {self._restarts} in {wait:g} s"
             logger.warning(f"{name} {_end(child.process.returncode)}: {again}")
         elif now >= child.restart_at:
-            self.start(name, child.command, child.cores, child.crashes)
+            self.start(name, child.command, child.cores, child.restarts)
         return True
 
     def _end(self, names: Sequence[str]) -> None:

@@ -152,7 +152,7 @@ def test_an_actor_of_several_is_restarted_where_it_crashes(capfd, monkeypatch):
     for name, processes in zip(ACTORS, (3, 1), strict=True):
         assert lines.count(f"{name} | {name} --seed 3 --actor --ip 1.2.3.4 --actor_id {name}") == processes
     warnings = [line.partition("WARNING ")[2].strip() for line in lines if "WARNING" in line]
-    assert warnings == [f"sim-1 was ended by SIGKILL: restart {k} of 3 in {0.02 * k:g} s" for k in (1, 2)]
+    assert warnings == [f"sim-1 was ended by SIGKILL: restart {k} of 5 in {0.02 * k:g} s" for k in (1, 2)]
 
 
 def test_a_run_that_ends_while_an_actor_awaits_its_restart_is_complete(monkeypatch):
@@ -162,18 +162,18 @@ def test_a_run_that_ends_while_an_actor_awaits_its_restart_is_complete(monkeypat
 
 
 @pytest.mark.parametrize(
-    ("crash", "settled", "status", "processes"),
+    ("crash", "window", "status", "processes"),
     [
-        ("sys.exit(1)", 20.0, 1, 4),
-        ("sys.exit(2)", 20.0, 2, 1),  # wrong usage, which stays wrong
-        ("sys.exit(1 if os.path.getsize('runs') < 5 else 2)", 0.0, 2, 5),  # each of them had started
+        ("sys.exit(1)", 600.0, 1, 6),
+        ("sys.exit(2)", 600.0, 2, 1),  # wrong usage, which stays wrong
+        ("sys.exit(1 if os.path.getsize('runs') < 7 else 2)", 0.0, 2, 7),  # they are far apart
     ],
 )
 def test_an_actor_that_crashes_again_and_again_ends_all(
-    capfd, monkeypatch, tmp_path, crash, settled, status, processes
+    capfd, monkeypatch, tmp_path, crash, window, status, processes
 ):  # fmt: skip
     monkeypatch.setattr(local, "BACK_OFF", 0.001)
-    monkeypatch.setattr(local, "SETTLED_SECONDS", settled)
+    monkeypatch.setattr(local, "WINDOW_SECONDS", window)
     assert run(FOREVER, CRASHES.format(crash=crash, body=FOREVER), actors=ACTORS) == status
     assert (tmp_path / "runs").stat().st_size == processes
     out = capfd.readouterr().out
