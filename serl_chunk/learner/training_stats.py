@@ -126,14 +126,18 @@ class TrainingStats:
             self._measure(now)
 
     def updated(self, updates: int, metrics: Metrics) -> None:
-        """Count a call of so many updates; may wait for the one before, and write a row."""
+        """Count as `count` does; may write a row."""
+        before = self._updates
+        self.count(updates, metrics)
+        if before // self._log_period != self._updates // self._log_period:
+            self.log(metrics)
+
+    def count(self, updates: int, metrics: Metrics) -> None:
+        """Count a call of so many updates, or gradient steps of an iteration; may wait for the one before."""
         # Waiting for the update before last bounds what is dispatched ahead, and makes the rates true.
         jax.block_until_ready(self._last_metrics)
         self._last_metrics = metrics
-        before = self._updates
         self._updates += updates
-        if before // self._log_period != self._updates // self._log_period:
-            self.log(metrics)
 
     def _measure(self, now: float) -> None:
         seconds, done = max(now - self._start, 1e-9), self._updates - self._logged_updates

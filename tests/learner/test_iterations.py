@@ -134,6 +134,8 @@ def test_an_iteration_clones_all_successes_so_far(demos, tmp_path, monkeypatch):
         steps.append(learner.trainer._figures["group/gradient_steps"])
     let_go(learner)
     assert steps == [0, 4]  # two epochs of the iteration's 12 decisions
+    assert learner.stats.has_updated
+    assert learner.stats.rates["rates/updates_per_s"] > 0
     assert learner.trainer._figures["actor/bc_share"] > 0.5  # windows reach beyond its end
 
 

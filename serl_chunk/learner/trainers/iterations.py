@@ -172,6 +172,7 @@ class IterationTrainer(PretrainingTrainer):
         assert self._updates is not None
         if (metrics := next(self._updates, None)) is not None:
             self._metrics.append(metrics)
+            self._learner.stats.count(1, metrics)
         else:
             self._end_iteration()
         return True

@@ -307,7 +307,7 @@ draw_q_train = train_panel(
     {"critic/predicted_qs": "predicted", "critic/target_qs": "target"}, "value in training batches"
 )
 draw_rates = train_panel(
-    {"rates/updates_per_s": "critic updates", "rates/env_steps_per_s": "environment steps"}, "per second", floor=0
+    {"rates/updates_per_s": "updates", "rates/env_steps_per_s": "environment steps"}, "per second", floor=0
 )
 draw_replay = train_panel(REPLAY, "windows in replay", floor=0)
 
