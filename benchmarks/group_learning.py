@@ -42,6 +42,11 @@ SHUFFLED = Path(__file__).parent / "support" / "shuffled_learner.py"
 CLONE_UPDATES = 8_000
 
 
+def demos_of(task: str, demos: int, seed: int, out: Path) -> Path:
+    """Return the folder of so many scripted demonstrations."""
+    return out / f"{task}_demos_{demos}_{seed}"
+
+
 def clone_of(task: str, policy: str, demos: int, seed: int, out: Path, joint_noise: float) -> Path:
     """Return the run folder of a clone of so many scripted demonstrations, trained once."""
     base = load_experiment(task)
@@ -51,7 +56,7 @@ def clone_of(task: str, policy: str, demos: int, seed: int, out: Path, joint_noi
     )
     actor = dataclasses.replace(base.actor, intervention="none")
     config = dataclasses.replace(base, seed=seed, agent=agent, learner=loop, actor=actor)
-    recorded = out / f"{task}_demos_{demos}_{seed}"
+    recorded = demos_of(task, demos, seed, out)
     learning.record(config, demos, recorded, learning.NOISE[task])
     run = out / f"{task}_clone_{policy}_{demos}_{joint_noise:g}_{seed}"
     if (Trained(config, run).store.newest() or 0) < CLONE_UPDATES:
@@ -59,14 +64,16 @@ def clone_of(task: str, policy: str, demos: int, seed: int, out: Path, joint_noi
     return run
 
 
-def train(config: ExperimentConfig, run: Path, words: Sequence[str], *, shuffled: bool) -> Trained:
-    """Train a run by a learner and its actors to its last iteration. Raises SystemExit where that failed."""
+def train(config: ExperimentConfig, run: Path, words: Sequence[str], *, shuffled: bool, actors: int) -> Trained:
+    """Train a run by a learner and its actor processes to its last iteration. Raises SystemExit where that failed."""
     run.parent.mkdir(parents=True, exist_ok=True)
-    keep_plan(run.with_name(f"{run.name}.plan"), [*words, shuffled], run)
+    ids = [f"actor-{i + 1}" for i in range(actors)] if actors > 1 else []
+    keep_plan(run.with_name(f"{run.name}.plan"), [*words, shuffled, *ids], run)
     trained = Trained(config, run)
     if (trained.store.newest() or 0) < config.group.iterations:
         program = (sys.executable, str(SHUFFLED)) if shuffled else PROGRAM
-        if run_both([*words, "--checkpoint_path", str(run)], pin=False, ip="127.0.0.1", program=program) != 0:
+        given = [*words, "--checkpoint_path", str(run)]
+        if run_both(given, pin=False, ip="127.0.0.1", actors=ids, program=program) != 0:
             raise SystemExit(f"{run} failed; run the same command again to go on")
     return trained
 
@@ -112,7 +119,8 @@ def main() -> None:
     p.add_argument("--clone", type=Path, help="start from this run instead of a clone of scripted demonstrations")
     p.add_argument("--demos", type=int, default=10, help="demonstrations")
     p.add_argument("--joint_noise", type=float, default=0.0, help="agent.bc_joint_noise of the clone")
-    p.add_argument("--n_envs", type=int, default=64)
+    p.add_argument("--n_envs", type=int, default=64, help="of each actor")
+    p.add_argument("--actors", type=int, default=1, help="processes that collect")
     p.add_argument("--every", type=int, default=10, help="iterations between checkpoints that are evaluated")
     p.add_argument("--shuffled", action="store_true", help="shuffle the outcomes of each iteration")
     p.add_argument("--validation", action="store_true", help="evaluate on the starts that settings are chosen on")
@@ -130,8 +138,10 @@ def main() -> None:
         config = configured(load_experiment(args.task), given, preset=args.preset)
         words = ["--exp_name", args.task, "--preset", args.preset, "--debug", "--launched_with_learner",
                  "--n_envs", str(args.n_envs), *(f"--config.{path}={value}" for path, value in given)]  # fmt: skip
+        if config.agent.clones_successes and not args.clone:  # and the demonstrations
+            words += ["--demo_path", str(demos_of(args.task, args.demos, seed, args.out))]
         slug = f"{args.task}_{name}_{args.demos}_{seed}".replace(", ", "_").replace(" ", "_")
-        trained = train(config, args.out / slug, words, shuffled=args.shuffled)
+        trained = train(config, args.out / slug, words, shuffled=args.shuffled, actors=args.actors)
         envs = [make_env(config.robot) for _ in range(min(args.n_envs, args.episodes) - 1)]
         walls = {row["step"]: row["wall"] for row in read_metrics(trained.run)["train"]}
         of, points = {}, []
