@@ -11,13 +11,15 @@ from serl_chunk.actor.policy import Acting, LocalPolicy, PolicyError, Request
 from serl_chunk.actor.recorder import NullSink
 from serl_chunk.types import Begin, End, RecordSink, Step
 
+Records = list[Begin | Step | End]  # of one episode, in their order
+
 
 class RobotRecords:
     """A RecordSink of one robot: keeps the records of its open episode, unless they are handed on at once."""
 
     def __init__(self, turns: RecordsInTurn) -> None:
         self._turns = turns
-        self.records: list[Begin | Step | End] = []
+        self.records: Records = []
 
     def begin(self, record: Begin) -> None:
         self._turns.take(self, record)
@@ -48,7 +50,7 @@ class RecordsInTurn:
     def __init__(self, sink: RecordSink) -> None:
         self._sink = sink
         self._direct: RobotRecords | None = None  # whose records pass at once
-        self._whole: list[list[Begin | Step | End]] = []
+        self._whole: list[Records] = []
         self.steps = 0  # held back
 
     def of_robot(self) -> RobotRecords:
@@ -57,7 +59,7 @@ class RecordsInTurn:
 
     def take(self, robot: RobotRecords, record: Begin | Step | End) -> None:
         if robot is self._direct:
-            self._put(record)
+            put_all(self._sink, [record])
         else:
             robot.records.append(record)
             self.steps += isinstance(record, Step)
@@ -86,18 +88,20 @@ class RecordsInTurn:
         robot.records = []
         return robot is not self._direct
 
-    def _put_all(self, records: Sequence[Begin | Step | End]) -> None:
-        for record in records:
-            self.steps -= isinstance(record, Step)
-            self._put(record)
+    def _put_all(self, records: Records) -> None:
+        self.steps -= sum(isinstance(record, Step) for record in records)
+        put_all(self._sink, records)
 
-    def _put(self, record: Begin | Step | End) -> None:
+
+def put_all(sink: RecordSink, records: Records) -> None:
+    """Hand records to a sink."""
+    for record in records:
         if isinstance(record, Step):
-            self._sink.step(record)
+            sink.step(record)
         elif isinstance(record, Begin):
-            self._sink.begin(record)
+            sink.begin(record)
         else:
-            self._sink.end(record)
+            sink.end(record)
 
 
 @dataclasses.dataclass(eq=False)

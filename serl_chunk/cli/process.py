@@ -95,8 +95,15 @@ def load_flags(flags: argparse.Namespace) -> ExperimentConfig:
     return config
 
 
-def check_many(config: ExperimentConfig, spec: RobotSpec, n_envs: int, *, page: bool = False) -> None:
-    """Raise ConfigError where no `n_envs` environments can run at once in this process. `page`: one is to show them."""
+def check_many(
+    config: ExperimentConfig, spec: RobotSpec, n_envs: int, *, page: bool = False, served: bool = False
+) -> None:
+    """Raise ConfigError where no `n_envs` environments can run at once in this process.
+
+    Args:
+        page: one is to show them.
+        served: a policy server may decide, of which each has a client.
+    """
     require(n_envs >= 1, "n_envs", f"must be at least 1, got {n_envs}")
     if n_envs == 1:
         return
@@ -107,7 +114,8 @@ def check_many(config: ExperimentConfig, spec: RobotSpec, n_envs: int, *, page: 
         (actor.intervention not in ("none", "scripted"),
          f"have no one human (actor.intervention={actor.intervention!r}, expected none or scripted)"),
         (actor.max_human_ticks > 0, "do not share actor.max_human_ticks. Leave it at 0"),
-        (bool(actor.policy), f"are decided on here, and actor.policy={actor.policy!r} is a server. Remove one of them"),
+        (bool(actor.policy) and not served,
+         f"are decided on here, and actor.policy={actor.policy!r} is a server. Remove one of them"),
         (page, "are no one robot that --viewer could show. Remove it"),
     ):  # fmt: skip
         require(not wrong, "n_envs", f"{many} {what}")

@@ -19,7 +19,7 @@ from serl_chunk.actor.remote_policy import remote_policy, sent_cameras
 from serl_chunk.cli.console import console_of, page_on
 from serl_chunk.cli.data.options import parse_cameras
 from serl_chunk.cli.keys import LearnerAddress, add_learner_flags
-from serl_chunk.cli.process import OF_THE_ACTOR, add_aliases, add_experiment_flags, load_flags
+from serl_chunk.cli.process import OF_THE_ACTOR, add_aliases, add_experiment_flags, check_many, load_flags
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import require
 from serl_chunk.config.operator import DEVICES
@@ -57,6 +57,10 @@ def record_flags(p: argparse.ArgumentParser) -> None:
         "--keep", default="successes", metavar="WHAT", help="of a human or server: successes (default), or all judged"
     )
     p.add_argument("--noise", type=float, help="standard deviation of the script's noise, radians")
+    p.add_argument(
+        "--n_envs", type=int, default=1, metavar="N",
+        help="simulated robots at once, which wait for a policy server together (default: 1)",
+    )  # fmt: skip
     p.add_argument("--cameras", metavar="A,B", help="cameras to record: names, all, or none (default: the agent's)")
     p.add_argument("--viewer", metavar="PORT", help="show the robot on a page at this port of this machine (0: any)")
     add_learner_flags(p, "also stream the successes into the running learner at this address")
@@ -75,6 +79,7 @@ def record_command(flags: argparse.Namespace) -> int:
     record = partial(
         run_record, config, flags.n_demos, flags.out,
         policy=policy, noise=flags.noise, cameras=cameras, keep=flags.keep, viewer=flags.viewer,
+        n_envs=flags.n_envs,
     )  # fmt: skip
     if flags.ip is None:
         for name in ("port", "keys", "insecure", "actor_id", "spool_path"):
@@ -100,6 +105,7 @@ def recorded_cameras(text: str, spec: RobotSpec) -> tuple[str, ...]:
 def run_record(
     config: ExperimentConfig, n_demos: int, out: str, *, policy: str, noise: float | None, cameras: tuple[str, ...],
     keep: str = "successes", stream: DemonstrationStream | None = None, viewer: str | None = None,
+    n_envs: int = 1,
 ) -> int:  # fmt: skip
     """Record until `out` holds `n_demos` successful episodes; an interrupted recording goes on where it stopped.
 
@@ -110,6 +116,7 @@ def run_record(
         keep: "successes", or "all" episodes of a human or server that were judged, failures too.
         stream: takes each file that was checked and cannot be taken back any more; the caller closes it.
         viewer: port of the live page.
+        n_envs: simulated robots of a policy server's episodes.
 
     Raises ConfigError, also for an expert that hardly ever succeeds and for files in `out` of another robot or without
     one of `cameras`, DataError for a damaged file there, DeviceError for a device that cannot be opened, and
@@ -119,6 +126,10 @@ def run_record(
     folder = Path(out).expanduser()
     spec = spec_of(config)
     served = policy == "server"
+    require(n_envs == 1 or served, "n_envs",
+        f"robots at once wait for a policy server together, and --policy={policy} waits for none (got {n_envs}, "
+        "expected 1). Leave it out")  # fmt: skip
+    check_many(config, spec, n_envs, page=viewer is not None, served=served)
     if served:
         cameras = tuple(dict.fromkeys((*cameras, *sent_cameras(config, spec))))
         config = dataclasses.replace(config, actor=dataclasses.replace(config.actor, frames="every_tick"))
@@ -169,9 +180,14 @@ def run_record(
             bar = stack.enter_context(Progress(transient=True))
             task = bar.add_task(f"recording to {folder}", total=n_demos, completed=there)
             progress = lambda n: bar.update(task, completed=there + n)  # noqa: E731
+        others = []
+        for _ in range(n_envs - 1):
+            robot.callback((other := observing(make_env(config.robot), config)).close)
+            others.append((other, stack.enter_context(remote_policy(config, other.robot_spec, ended.is_set))))
         recording = Recording(
             env, demonstrator, human, writer, totals, config=config, cameras=cameras, number=n_demos, there=there,
             operator=operator, stop=lambda: OPERATOR if ended.is_set() else None, progress=progress, stream=stream,
+            others=others,
         )  # fmt: skip
         stack.callback(recording.close)
         seen = f", with cameras {', '.join(cameras)}" if cameras else ""

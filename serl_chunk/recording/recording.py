@@ -32,6 +32,7 @@ from serl_chunk.devices.recorded import ReplayedIntervention
 from serl_chunk.devices.registry import make_intervention
 from serl_chunk.io import Waiting, os_reason, plural
 from serl_chunk.operator.operator import POLL_SECONDS, Operator
+from serl_chunk.recording.ahead import EpisodesAhead
 from serl_chunk.recording.stream import DemonstrationStream
 from serl_chunk.robots.base import Expert, InterventionSource, RobotEnv
 from serl_chunk.types import (
@@ -308,6 +309,7 @@ class Recording:
         stop: polled on every tick; a string ends the recording.
         progress: called with the number of demonstrations recorded, after each attempt.
         stream: takes each file once the operator cannot take it back any more.
+        others: more simulated robots, each with a policy, whose episodes run ahead; without an operator or a human.
     """
 
     def __init__(
@@ -316,6 +318,7 @@ class Recording:
         *, config: ExperimentConfig, cameras: tuple[str, ...], number: int, there: int,
         operator: Operator | None = None, stop: Callable[[], str | None] = no_stop, clock: Clock | None = None,
         progress: Callable[[int], object] | None = None, stream: DemonstrationStream | None = None,
+        others: Sequence[tuple[RobotEnv, Policy]] = (),
     ) -> None:  # fmt: skip
         # It limits how much an operator helps a policy in training.
         config = dataclasses.replace(config, actor=config.actor.without_human_limit())
@@ -327,17 +330,27 @@ class Recording:
         self._tries: dict[int, int] = {}  # by start state
         self._sink = DemonstrationSink(writer) if demonstrator is None else None
         by_device = demonstrator is None and config.actor.intervention.lower() in DEVICES
-        self._runner = EpisodeRunner(
-            env, demonstrator, self._sink or writer, config=config, cameras=cameras, intervention=source, stop=stop,
-            observer=Pace(config, env.robot_spec, clock, paced=by_device).wait, clock=clock, operator=operator,
-            from_motion=demonstrator is None,
-        )  # fmt: skip
+        self._runner: EpisodeRunner | EpisodesAhead
+        if others:
+            assert isinstance(demonstrator, Policy)
+            self._runner = EpisodesAhead(
+                [(env, demonstrator), *others], writer, config=config, cameras=cameras, name=self._name, stop=stop
+            )
+        else:
+            self._runner = EpisodeRunner(
+                env, demonstrator, self._sink or writer, config=config, cameras=cameras, intervention=source,
+                stop=stop, observer=Pace(config, env.robot_spec, clock, paced=by_device).wait, clock=clock,
+                operator=operator, from_motion=demonstrator is None,
+            )  # fmt: skip
         if operator is not None:
             operator.actor.describe = self._described
             operator.actor.without_human = ActorState.POLICY if demonstrator is not None else ActorState.HUMAN
 
     def close(self) -> None:
         self._runner.close()
+
+    def _name(self, seed: int) -> str:
+        return f"demo-{self._spec.name}-{seed:06d}"
 
     @property
     def missing(self) -> int:
@@ -365,9 +378,12 @@ class Recording:
         if self._sink is not None:
             self._sink.clear()
         again = self._tries[seed] = self._tries.get(seed, 0) + 1
-        name = f"demo-{self._spec.name}-{seed:06d}{f'-{again}' if again > 1 else ''}"
+        name = f"{self._name(seed)}{f'-{again}' if again > 1 else ''}"
         before = len(self._writer.written)
-        summary = self._runner.run_episode(seed, episode_id=name)
+        if isinstance(self._runner, EpisodesAhead):
+            summary = self._runner.run_episode(seed)
+        else:
+            summary = self._runner.run_episode(seed, episode_id=name)
         if summary.length == 0 and (self._operator is not None or self._stop() is not None):
             return False
         # Now, as a fast simulator would leave thousands of episodes waiting in memory.

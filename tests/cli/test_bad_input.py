@@ -238,6 +238,7 @@ BAD: dict[str, tuple[str, ...]] = {
     "view T/five --out T/out --size_mb 0.01": ("--size_mb", "0.01"),
     "EVALUATE T/qc": ("qc", "--preset"),
     "record FAKE --out T/out --policy server": ("--policy",),
+    "record FAKE --out T/out --n_envs 2": ("--n_envs", "--policy=scripted"),
     "record FAKE --out T/out --cameras top,top": ("--cameras", "top"),
     "data convert T/five --out T/out --to=hdf5 --episodes ²": ("--episodes", "²"),
     "TRAIN --exp_name fake_aloha --weights x.npz": ("--weights",),

@@ -212,3 +212,28 @@ def test_the_robot_is_closed_before_the_network(command, monkeypatch, tmp_path):
         else:
             assert run_record(config, 1, str(tmp_path), policy="server", noise=None, cameras=()) == 0
     assert order == ["robot", "client"]
+
+
+def test_many_robots_record_what_one_would(monkeypatch, tmp_path):
+    pytest.importorskip("websockets")
+
+    class Seeded(LineEnv):
+        def reset(self, *, seed, **options):
+            self.success_at = None if seed % 3 == 0 else 2 + seed % 5
+            return super().reset(seed=seed, **options)
+
+    monkeypatch.setattr(record, "make_env", lambda robot: Seeded(length=9))
+    monkeypatch.setattr(record, "spec_of", lambda config: SPEC)
+    policy, found = StatePolicy(seconds=0.002), []
+    with server_of(policy) as server:
+        config = make_config(horizon=HORIZON, actor=ActorConfig(policy=f"openpi://127.0.0.1:{server.port}"))
+        for n_envs in (1, 3):
+            args = {"policy": "server", "noise": None, "cameras": (), "n_envs": n_envs}
+            assert run_record(config, 3, str(tmp_path / str(n_envs)), **args) == 0
+            found.append(demos(tmp_path / str(n_envs)))
+    assert max(policy.batches) > 1
+    assert [e.begin for e in found[0]] == [e.begin for e in found[1]]
+    for one, many in zip(*found, strict=True):
+        for name, value in vars(one.steps).items():
+            if name != "stamp":  # a robot counts its own ticks
+                assert str(getattr(many.steps, name)) == str(value)
