@@ -206,7 +206,7 @@ class GroupAgent(Bc):
     def _update_clone(self, state: AgentState, base: Params, batch: ChunkBatch) -> Updated:
         """One gradient step of imitation with the iterations' optimiser, on a batch of the replay."""
         rng, key = jax.random.split(state.rng)
-        batch = self.seen(state, base, batch)
+        batch = self.seen_by_policy(state, base, batch)
         grads, metrics = self._policy_gradient(state, base, batch, self.policy_draws(key, batch), True)
         return self._descended(state.replace(rng=rng), grads, metrics)
 
