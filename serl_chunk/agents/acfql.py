@@ -123,11 +123,9 @@ class Acfql(FlowActor):
         noise = super().acting_noise(params, key, observation, explore=explore, alone=alone)
         if not (scale := self.config.edit_scale):
             return noise
-        shape, key = (
-            (self.config.candidates - 1, 1, self.spec.action_dim),
-            key if explore else observation_key(observation),
-        )
-        return {"x": noise[:1], "edit": scale * jax.random.normal(key_of(key, "edit"), shape)}
+        key = key_of(key if explore else observation_key(observation), "edit")
+        steps = jax.random.normal(key, (self.config.candidates - 1, 1, self.spec.action_dim))
+        return {"x": noise[:1], "edit": scale * steps}
 
     def samples(
         self, policy: Params, base: Params, context: Context, noise: Any, committed: Committed | None = None
