@@ -131,7 +131,7 @@ def export_command(flags: argparse.Namespace) -> int:
     agent = make_agent(config, spec)
     agent.check_base(stored.meta["base_digest"])
     params: Any = agent.load_params(stored.params)
-    base = params.get("base", {}).get("pi0", {})
+    trained, base = (params.get(tree, {}).get("pi0", {}) for tree in ("policy", "base"))
     stats, file = None, Path(config.normaliser.norm_stats)
     if config.normaliser.actions == "openpi":
         require(fit_preprocess(config, spec, []).digest() == stored.meta["normaliser_digest"], "normaliser.norm_stats",
@@ -141,7 +141,7 @@ def export_command(flags: argparse.Namespace) -> int:
         plain = lambda value: None if value is None else value.tolist()  # noqa: E731
         of = {name: {n: plain(v) for n, v in vector._asdict().items()} for name, vector in vectors.items()}
         stats = {asset: of}
-    export(flags.folder, model, params["policy"]["pi0"], base, stats)
+    export(flags.folder, model, trained, base, stats)
     print(f"{flags.folder}: step {stored.step} of {run}, statistics {', '.join(stats or ['none'])}")
     if stats is None:
         print(f"normaliser.actions={config.normaliser.actions} is none of openpi's transforms: it would act otherwise")
