@@ -52,8 +52,13 @@ WITH_FILES = (TUTORIAL, ROOT / "docs" / "pi0.md")  # pages whose commands use th
 SERVING = ROOT / "docs" / "serving.md"  # tests/cli/test_serve.py runs its scripts
 DATA = ROOT / "docs" / "data.md"  # tests/data/formats/test_formats.py runs its lines
 LANGUAGES = {"console", "bash", "python", "toml", "text"}  # text is not tried: pictures and fragments
+NAMES = {  # page -> published names that its tables must have; groups.md has those that it has
+    "groups.md": [],
+    "pi0.md": (ROOT / "tests" / "data" / "acrlpd_pi0_names.txt").read_text().split("\n")[:-1],
+}
 # Of the programs the documents compare ours with, and of pip.
-FOREIGN_FLAGS = {"--successes_needed", "--dataset_type", "--max_episode_steps", "--num_episodes", "--no-deps"}
+FOREIGN_FLAGS = {"--successes_needed", "--dataset_type", "--max_episode_steps", "--num_episodes", "--no-deps",
+                 *(name for names in NAMES.values() for name in names if name.startswith("--"))}  # fmt: skip
 DEEPER = {  # module of serl_chunk -> what of it a command line starts once it has read its settings
     "cli.local": "run_local", "fleet.local": "run_both", "cli.learner": "run_learner run_offline",
     "cli.evaluation": "run_evaluation", "cli.actor": "run_training_actor", "cli.record": "run_record",
@@ -281,30 +286,52 @@ def test_links_lead_somewhere(doc: Path):
             assert anchor in map(slug, headings), link
 
 
-def test_published_names_lead_to_ours():
+@functools.cache
+def sources() -> str:
+    return "\n".join(p.read_text() for room in ("serl_chunk", "experiments") for p in (ROOT / room).rglob("*.py"))
+
+
+@pytest.mark.parametrize("page", NAMES)
+def test_published_names_lead_to_ours(page: str):
     """Tables of a page that give for published names what has their place here, or why there is none."""
-    page = (ROOT / "docs" / "algorithms" / "groups.md").read_text()
-    rows = [row.split(" | ") for row in re.findall(r"^\| (.*) \|$", page.partition("'s names\n")[2], re.MULTILINE)]
-    rows = [row for row in rows if row != ["published", "here"]]
+    text = (ROOT / "docs" / "algorithms" / page).read_text()
+    tables = re.findall(r"^\| published \| here \|\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
+    rows = [row[2:-2].split(" | ") for table in tables for row in table.splitlines()]
     assert len(rows) > 40
-    sources = " ".join(p.read_text() for p in (ROOT / "serl_chunk").rglob("*.py"))
-    words = set(re.findall(r"\w+", sources))
+    listed = {name for published, _ in rows for name in re.findall(r"`([^`]+)`", published)}
+    assert set(NAMES[page]) - listed == set()
+    words = set(re.findall(r"\w+", sources()))
     for published, ours in rows:
         named = {word for code in re.findall(r"`([^`]+)`", ours) for word in re.findall(r"[a-zA-Z]\w*", code)}
         assert named or ours.startswith("none: "), published
         assert named <= words, published
 
 
+def test_tests_that_pages_name_exist():
+    named = {name for doc in DOCS for name in re.findall(r"`(test_\w+)`", prose(doc))}
+    tests = " ".join(p.read_text() for p in (ROOT / "tests").rglob("test_*.py"))
+    assert len(named) > 30
+    assert named - set(re.findall(r"\bdef (test_\w+)", tests)) == set()
+
+
 def test_sections_that_the_code_refers_to_exist():
     text = (ROOT / "docs" / "architecture.md").read_text()
     numbered = {int(n) for n in re.findall(r"^## (\d+) ", text, re.MULTILINE)}
     assert numbered == set(range(1, len(numbered) + 1))
-    sources = "\n".join(p.read_text() for p in (ROOT / "serl_chunk").rglob("*.py"))
-    referred = {int(n) for n in re.findall(r"docs/architecture\.md, section (\d+)", sources)}
+    referred = {int(n) for n in re.findall(r"docs/architecture\.md, section (\d+)", sources())}
     assert referred
     assert referred <= numbered
-    for path in set(re.findall(r"\bdocs/\w+\.md", sources)):
+    for path in set(re.findall(r"\bdocs/\w+\.md", sources())):
         assert (ROOT / path).is_file(), path
+
+
+def paths(cls: type) -> set[str]:
+    """The settings of a part, `critic.hidden`, and their groups, `critic`."""
+    out = set()
+    for field in dataclasses.fields(cls):
+        nested = field.default_factory if dataclasses.is_dataclass(field.default_factory) else None
+        out |= {field.name} | ({f"{field.name}.{path}" for path in paths(nested)} if nested else set())
+    return out
 
 
 @functools.cache
@@ -318,7 +345,7 @@ def groups() -> dict[str, set[str]]:
     for field in dataclasses.fields(base):
         classes = kinds.get(field.name, (type(getattr(base, field.name)),))
         if all(dataclasses.is_dataclass(c) for c in classes):
-            out[field.name] = {f.name for c in classes for f in dataclasses.fields(c)}
+            out[field.name] = {path for c in classes for path in paths(c)}
     return out
 
 
@@ -328,7 +355,7 @@ def test_settings_exist(doc: Path):
     # A section of ablations.md has the figures of options that are gone.
     text = re.sub(r"^## Removed options$.*?(?=^## )", "", prose(doc), flags=re.DOTALL | re.MULTILINE)
     pattern = (
-        rf"`(?:--config\.)?({'|'.join(known)})\.(?!(?:py|log|toml)\b)([a-z][a-z0-9_]*)"  # `transport.py` is a file
+        rf"`(?:--config\.)?({'|'.join(known)})\.(?!(?:py|log|toml)\b)([a-z][a-z0-9_.]*)"  # `transport.py` is a file
     )
     for group, name in re.findall(pattern, text):
         assert name in known[group], f"{group}.{name}"
