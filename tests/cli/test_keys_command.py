@@ -159,9 +159,8 @@ def test_a_learner_has_keys_where_it_needs_them_or_is_told_so(home, tmp_path, ca
     assert commands.addresses("10.0.0.5") == ["10.0.0.5"]
 
 
-def test_an_actor_has_the_name_of_its_key_and_no_other(capsys, home, robot):
-    run(capsys, "init")
-    run(capsys, "join", word_of(run(capsys, "add", "left", "--host", HERE)), "--keys", robot)
+def test_an_actor_has_the_name_of_its_key_and_no_other(capsys, home, robot, port):
+    run(capsys, "join", invited(capsys, port), "--keys", robot)  # at a free port: no learner answers there
     asked = commands.actor_keys(HERE, robot, insecure=False)
     assert commands.actor_name(None, asked, HERE) == commands.actor_name("left", asked, HERE) == "left"
     with pytest.raises(ConfigError, match=naming("--actor_id=right", "'left'", asked.file, "keys add right")):
