@@ -21,6 +21,8 @@ CACHE = "JAX_COMPILATION_CACHE_DIR"
 CACHE_LEAST = "JAX_PERSISTENT_CACHE_MIN"
 TESTS = Path(__file__).parent
 LONG = ("", "agents", "learner", "system")  # folders whose files take longest
+MARKS = {"agents": "compiles", "models": "compiles", "system": "system"}  # of every test in a folder
+COMPILING = ("agents", "learner", "models")  # folders whose tests compile quickly rather than well
 # What JAX would do silently is an error, and there are two devices; also in the processes that tests start. But for:
 # optax's powers of mixed types (agents/optimiser.py, classifier/train.py); doubles (agents/test_exact_sums.py); pi0,
 # which is written as openpi's code is, so that it has its numbers; the plain agents that benchmarks compare ours with.
@@ -65,8 +67,13 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.set_threshold(100_000, 20, 50)
 
 
+def folder_of(path: Path) -> str:
+    """Return the first folder of a file within the tests; empty for one that lies in none."""
+    return path.relative_to(TESTS).parts[0] if path.parent != TESTS and path.is_relative_to(TESTS) else ""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark property tests, and give slow tests a time limit of their own; that of pyproject.toml is for the others.
+    """Mark folders and property tests, and give slow tests a time limit of their own; pyproject.toml has the others'.
 
     Files that wait for processes and files that compile come first, in turn: what waits leaves its core to what
     compiles, and at the end of the queue only short files are left.
@@ -74,12 +81,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     place: dict[Path, tuple[int, str]] = {}  # of a file: its number within its folder, the folder
     counts = dict.fromkeys(LONG, 0)
     for path in dict.fromkeys(item.path for item in items):
-        folder = path.relative_to(TESTS).parts[0] if path.parent != TESTS and path.is_relative_to(TESTS) else ""
+        folder = folder_of(path)
         place[path] = (counts[folder], folder) if folder in LONG else (len(items), "")
-        if folder in LONG:
-            counts[folder] += 1
+        counts[folder] = counts.get(folder, 0) + 1
     items.sort(key=lambda item: place[item.path])
+    marks = {path: MARKS.get(folder_of(path)) for path in place}
     for item in items:
+        if mark := marks[item.path]:
+            item.add_marker(mark)
         if is_hypothesis_test(getattr(item, "obj", None)):
             item.add_marker("property")
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
@@ -100,6 +109,20 @@ def _bounded_memory() -> Iterator[None]:
     if "jax" in sys.modules and statm.exists() and int(statm.read_text().split()[1]) * 4096 > KEPT:
         sys.modules["jax"].clear_caches()
         gc.collect()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _few_optimisations(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tests of `COMPILING` compile quickly rather than well; what is computed stays the same."""
+    if folder_of(request.path) not in COMPILING:
+        yield
+        return
+    import jax
+
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
-import compiles
 import pytest
 from learner_tools import Published, quick_agent, quick_agents, recorded
 from point_robot import experiment, record_demos
@@ -17,7 +16,6 @@ from serl_chunk.learner import building
 from serl_chunk.learner.building import RunOptions
 from serl_chunk.learner.learner import Learner
 
-few_optimisations = compiles.few_optimisations
 quick = pytest.fixture(quick_agents)
 
 

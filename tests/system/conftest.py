@@ -30,12 +30,6 @@ class Trained(NamedTuple):
         return Path(shutil.copytree(self.run, to))
 
 
-def pytest_collection_modifyitems(items):
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker("system")
-
-
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory):
     """Of every process: unbuffered, no wandb. Compiled programs are shared as tests/conftest.py says."""

@@ -62,10 +62,9 @@ def test_a_shared_prefix_gives_the_joint_passes_velocity(name):
     case = made(name)
     plain = PlainPi0(case.meta, case.flat)
     x, t = case.inputs["x_t"], case.inputs["time"]
-    joint = jax.jit(plain.joint)(plain_observation(case), x, t)
+    joint, (keys, values) = jax.jit(lambda seen: (plain.joint(seen, x, t), plain.cache(seen)))(plain_observation(case))
     prefix = encoded(case)
     np.testing.assert_allclose(velocity(case, prefix, x, t), joint["v_t"], atol=2e-5)
-    keys, values = jax.jit(plain.cache)(plain_observation(case))
     np.testing.assert_allclose(prefix.keys, keys, atol=2e-5)
     np.testing.assert_allclose(prefix.values, values, atol=2e-5)
     np.testing.assert_array_equal(prefix.mask, joint["prefix_mask"])
@@ -268,16 +267,20 @@ def test_features_are_means_of_normalised_tokens():
 def test_numbers_are_computed_in_the_configured_dtype():
     case = made("pi0")
     model = Pi0(dataclasses.replace(case.config, dtype="bfloat16"))
-    prefix = encoded(case, model=model)
-    assert {x.dtype.name for x in (prefix.keys, prefix.values)} == {"bfloat16"}
-    assert {x.dtype.name for x in (prefix.features, prefix.state)} == {"float32"}
     x, t = jnp.asarray(case.inputs["x_t"]), jnp.asarray(case.inputs["time"])
-    exact = velocity(case, encoded(case), x, t)
+
+    def computed(params: Any) -> tuple[Prefix, jax.Array]:
+        prefix = model.encode(params, case.observation)
+        return prefix, model.velocity(params, prefix, x, t)
+
     half = jax.tree.map(lambda p: p.astype(jnp.bfloat16), case.params)
     for params, dtype in ((case.params, "float32"), (half, "bfloat16")):
-        v = program(model, "velocity")(params, program(model, "encode")(params, case.observation), x, t)
+        prefix, v = jax.eval_shape(computed, params)
+        assert {x.dtype.name for x in (prefix.keys, prefix.values)} == {"bfloat16"}
+        assert {x.dtype.name for x in (prefix.features, prefix.state)} == {"float32"}
         assert v.dtype.name == dtype  # as openpi's, whose served parameters are all bfloat16
-        assert jnp.abs(v - exact).max() < 0.05 * jnp.abs(exact).max()
+    exact, found = velocity(case, encoded(case), x, t), jax.jit(computed)(half)[1]
+    assert jnp.abs(found - exact).max() < 0.05 * jnp.abs(exact).max()
     chunk = jax.eval_shape(lambda p, f, z: model.sample(p, f, z, None, 2), half, prefix, noises(case))
     assert chunk.dtype == jnp.float32
 
@@ -285,16 +288,14 @@ def test_numbers_are_computed_in_the_configured_dtype():
 def test_observations_that_the_model_cannot_read_are_refused():
     case = made("pi0")
     image = f"images/{CAMERAS[0]}"
+    cut, wide = case.observation[image][:, :14], np.zeros((2, 33), np.float32)
     for wrong, named in (
-        (
-            {**case.observation, image: case.observation[image][:, :14]},
-            (image, "14x42", "28x42", "agent.pi0.image_size"),
-        ),
-        ({**case.observation, "state": np.zeros((2, 33), np.float32)}, ("state", 33, "agent.pi0.action_dim")),
+        ({**case.observation, image: cut}, (image, "14x42", "28x42", "agent.pi0.image_size")),
+        ({**case.observation, "state": wide}, ("state", 33, "agent.pi0.action_dim")),
         ({"state": case.observation["state"]}, (CAMERAS[0], "prompt")),
     ):
         with pytest.raises(ConfigError, match=naming(*named)):
-            case.model.encode(case.params, wrong)
+            jax.eval_shape(case.model.encode, case.params, wrong)
 
 
 def test_remat_and_unrolling_of_the_image_tower_change_no_number():
