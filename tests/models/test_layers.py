@@ -45,8 +45,8 @@ def test_no_more_rows_than_a_block_at_once():
 def test_a_convolution_equals_flax_own(size, stride, height, width, pad):
     x, padding = normal(2, height, width, 3), {} if pad is None else {"padding": pad}
     ours, theirs = Conv(4, size, stride, pad), nn.Conv(4, (size, size), stride, use_bias=False, **padding)
-    params = {"params": filled(ours, x)}
-    np.testing.assert_allclose(ours.apply(params, x), theirs.apply(params, x), atol=1e-4)
+    out = jax.jit(lambda params: [net.apply({"params": params}, x) for net in (ours, theirs)])(filled(ours, x))
+    np.testing.assert_allclose(*out, atol=1e-4)
 
 
 def test_the_maximum_of_windows_equals_flax_own():
@@ -103,7 +103,12 @@ def test_what_inputs_share_may_be_given_apart(hidden, norm):
     shared, x = normal(4, 1, 3), normal(4, 7, 2, seed=1)
     joined = np.concatenate([np.broadcast_to(shared, (4, 7, 3)), x], axis=-1)
     for net in (Mlp(hidden, 2, norm), StackedMlp(hidden, 1, norm, count=3)):
-        params, apart = (jax.jit(net.init)(jax.random.key(2), *given)["params"] for given in ((joined,), (x, shared)))
-        jax.tree.map(np.testing.assert_array_equal, params, apart)  # drawn alike, too
-        one, other = (net.apply({"params": filled(net, joined)}, *given) for given in ((x, shared), (joined,)))
-        np.testing.assert_allclose(one, other, atol=1e-5)
+
+        @jax.jit
+        def found(key, params, net=net):
+            given = (joined,), (x, shared)
+            return [net.init(key, *g) for g in given], [net.apply({"params": params}, *g) for g in given]
+
+        params, out = found(jax.random.key(2), filled(net, joined))
+        jax.tree.map(np.testing.assert_array_equal, *params)  # drawn alike, too
+        np.testing.assert_allclose(*out, atol=1e-5)

@@ -10,6 +10,7 @@ import pytest
 from serl_chunk.models.pi0.augment import ANGLE, Draws, augmented, draws
 
 SIZE = 40
+changed = jax.jit(augmented)
 STILL = {"place": 0.0, "angle": 0.0, "brightness": 0.0, "contrast": 0.0, "hue": 0.0, "coloured": True}
 
 
@@ -29,11 +30,11 @@ def unit(image):
 
 
 def one(image, camera="base_0_rgb", **changes):
-    return unit(augmented({camera: image}, drawn(len(image), **changes))[camera])
+    return unit(changed({camera: image}, drawn(len(image), **changes))[camera])
 
 
 def test_draws_are_uniform_in_openpis_ranges():
-    some = draws(jax.random.key(0), 4000)
+    some = jax.jit(draws, static_argnums=1)(jax.random.key(0), 4000)
     limits = {"angle": ANGLE, "brightness": 0.3, "contrast": 0.4, "hue": 0.1, "place": 1.0}
     for name, limit in limits.items():
         x = np.asarray(getattr(some, name)).reshape(4000, -1)
@@ -116,7 +117,7 @@ def test_cameras_of_a_sample_change_alike_and_wrists_keep_their_place():
     image = noise(count=6)
     some = draws(jax.random.key(3), 6)
     names = ("base_0_rgb", "base_1_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
-    out = augmented(dict.fromkeys(names, image), some)
+    out = changed(dict.fromkeys(names, image), some)
     np.testing.assert_array_equal(out["base_0_rgb"], out["base_1_rgb"])
     np.testing.assert_array_equal(out["left_wrist_0_rgb"], out["right_wrist_0_rgb"])
     plain = ~np.asarray(some.coloured)
