@@ -14,15 +14,17 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from agent_tools import drawn
 from errors import naming
+from learner_tools import agent_of
 from processes import settings
 
 from serl_chunk.actor.policy import LocalPolicy, Request
-from serl_chunk.agents.registry import make_agent
+from serl_chunk.agents.spec import agent_spec
+from serl_chunk.cli import serve
 from serl_chunk.cli.evaluation import checkpoints_of_run
 from serl_chunk.cli.keys import LearnerAddress
 from serl_chunk.cli.process import load, split_overrides
@@ -54,12 +56,19 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "serving.md"
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory, config):
+def agent(config):
+    """One agent, also of every server: it holds no state, and is compiled once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(serve, "make_agent", lambda config, spec: agent_of(config.agent, agent_spec(config, spec)))
+        yield serve.make_agent(config, spec_of(config))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, config, agent):
     """A run whose checkpoint's parameters were drawn; its state holds nothing."""
     folder, spec = tmp_path_factory.mktemp("served") / "run", spec_of(config)
-    agent, preprocess = make_agent(config, spec), fit_preprocess(config, spec, [])
-    draw = jax.jit(lambda key: agent.published(agent.init(key), agent.perception.vision.random(key)))
-    params = draw(jax.random.key(0))
+    preprocess = fit_preprocess(config, spec, [])
+    params = agent.published(drawn(agent), {})
     run = open_run(config, spec, str(folder))
     with run.locked():
         run.write_config()
@@ -114,8 +123,7 @@ def aloha(observation, prompt="pick the cube"):
 
 
 @pytest.fixture(scope="module")
-def policy(config, run, env) -> LocalPolicy:
-    agent = make_agent(config, env.robot_spec)
+def policy(config, run, env, agent) -> LocalPolicy:
     [found] = checkpoints_of_run(config, env.robot_spec, agent, run, ["latest"])
     policy = LocalPolicy(agent, found.preprocess, env.robot_spec)
     policy.swap(found.snapshot)
