@@ -12,13 +12,7 @@ from operator_script import BY, Desk, Press, Waiting
 
 from serl_chunk.console.bindings import Action, ActorState
 from serl_chunk.evaluation.results import INTERVENTION
-from serl_chunk.evaluation.rollouts import (
-    FAILED,
-    UNJUDGED,
-    Entry,
-    EvaluationOperator,
-    evaluate_in_turns,
-)
+from serl_chunk.evaluation.rollouts import FAILED, UNJUDGED, Entry, EvaluationOperator, evaluate_in_turns
 from serl_chunk.types import EVAL_SEED_BASE
 
 USUAL = {

@@ -28,10 +28,7 @@ COUNTERS = {"success": 0.42, "groups": 8.0, "mixed": 3.0, "solved": 1.0}
 
 def test_an_iteration_is_shown_by_its_sampled_success(tmp_path, caplog, monkeypatch):
     caplog.set_level("INFO")
-    config = dataclasses.replace(
-        CONFIG,
-        group=dataclasses.replace(CONFIG.group, iterations=2, eval_every=0),
-    )
+    config = dataclasses.replace(CONFIG, group=dataclasses.replace(CONFIG.group, iterations=2, eval_every=0))
     learner = learner_of(config, None, tmp_path / "run")
     ended = Collected(0, "all were tried", [], [], "none is mixed", "", COUNTERS)
     while learner.trainer.phase is not Phase.COLLECT:

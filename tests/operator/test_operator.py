@@ -108,11 +108,7 @@ def test_a_camera_that_is_gone_is_listed_and_blocks(desk):
 
 @pytest.mark.parametrize("what", [b"r", b"s", b"f", b"\x7f"])
 def test_the_rest_of_a_countdown_is_not_for_another_motion(desk, what):
-    desk.script = [
-        Press(desk.at(ActorState.POLICY, 3), b" "),
-        Press(0.4, b"\r"),
-        Press(COUNTDOWN - 0.2, what),
-    ]
+    desk.script = [Press(desk.at(ActorState.POLICY, 3), b" "), Press(0.4, b"\r"), Press(COUNTDOWN - 0.2, what)]
     desk.runner.run_episode(0)
     ended = desk.time
     desk.script = [] if what == b"r" else [Press(0.4, Action.GO)]

@@ -89,12 +89,7 @@ def test_maps_that_look_like_arrays_are_read_or_refused(form):
 def test_arrays_have_openpis_layout_and_are_read_only():
     array = np.arange(6, dtype=np.float32).reshape(2, 3).T  # not in C order
     plain = msgpack.unpackb(pack({"x": array, "n": np.float32(2.5)}))
-    assert plain["x"] == {
-        b"__ndarray__": True,
-        b"data": array.tobytes(),
-        b"dtype": "<f4",
-        b"shape": [3, 2],
-    }
+    assert plain["x"] == {b"__ndarray__": True, b"data": array.tobytes(), b"dtype": "<f4", b"shape": [3, 2]}
     assert plain["n"] == {b"__npgeneric__": True, b"data": 2.5, b"dtype": "<f4"}
     read = unpack(pack({"x": array}), LIMIT)["x"]
     np.testing.assert_array_equal(read, array)

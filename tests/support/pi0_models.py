@@ -26,16 +26,7 @@ from serl_chunk.config.agents.pi0 import Pi0Config  # noqa: E402
 from serl_chunk.models.pi0.pi0 import Pi0  # noqa: E402
 from serl_chunk.models.pi0.tree import nested  # noqa: E402
 
-__all__ = [
-    "CAMERAS",
-    "Case",
-    "PlainPi0",
-    "Small",
-    "parity_pi0",
-    "pi0_best_of_n",
-    "record_pi0",
-    "small",
-]
+__all__ = ["CAMERAS", "Case", "PlainPi0", "Small", "parity_pi0", "pi0_best_of_n", "record_pi0", "small"]
 
 
 class Small(NamedTuple):

@@ -17,17 +17,7 @@ from serl_chunk.transport.wire.handshake import Hello, LearnerStatus, RefusedErr
 from serl_chunk.transport.wire.records import PART, decode_part, encode_part
 from serl_chunk.transport.wire.snapshots import Manifest
 from serl_chunk.transport.wire.tickets import TicketRequest, decode_grant, encode_grant
-from serl_chunk.types import (
-    Amend,
-    Begin,
-    ConfigError,
-    Grant,
-    PolicyOrigin,
-    SerlChunkError,
-    Snapshot,
-    StepBlock,
-    Ticket,
-)
+from serl_chunk.types import Amend, Begin, ConfigError, Grant, PolicyOrigin, SerlChunkError, Snapshot, StepBlock, Ticket
 from serl_chunk_robot.wire import codec
 from serl_chunk_robot.wire.codec import Limits, Message, WireError
 
