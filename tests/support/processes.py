@@ -22,8 +22,9 @@ SMALL = {
     "learner.max_steps": 40, "learner.steps_per_update": 10, "learner.checkpoint_period": 20, "learner.log_period": 10,
     "transport.timeout_s": 2.0,
 }  # fmt: skip
-# Of the learner that several tests share: more updates than the run has, and none before actors have come.
-LISTENING = {"learner__max_steps": 1_000, "learner__warmup_episodes": 1_000}
+# Of the learner that several tests share: more updates than the run has, none before actors have come, and with the
+# clock of an actor that has a robot's server.
+LISTENING = {"learner__max_steps": 1_000, "learner__warmup_episodes": 1_000, "actor__clock": "realtime"}
 
 
 def settings(**changes: object) -> list[str]:

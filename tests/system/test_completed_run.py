@@ -22,7 +22,6 @@ from serl_chunk.types import ConfigError
 pytestmark = pytest.mark.timeout(3 * PATIENCE)
 WRONG_USAGE, FAILED, INTERRUPTED = 2, 1, 130
 LAST_LINE = re.compile(r"evaluation: success_rate=[01]\.\d\d n=(\d+) report=(.+)")
-REALTIME = {"actor__clock": "realtime", **LISTENING}
 EVALUATE = ("--eval_checkpoint_step", "latest", "--eval_n_trajs")
 
 
@@ -117,25 +116,24 @@ def robot_server():
 def test_without_a_learner_no_robot_is_called_and_a_waiting_actor_can_be_interrupted(processes, monkeypatch):
     monkeypatch.setattr(evaluation, "CONNECT_TIMEOUT_EVAL", 0.3)
     with robot_server() as (flag, called):
-        actor = processes.actor(flag, **REALTIME)
+        actor = processes.actor(flag, **LISTENING)
         words = (flag, *EVALUATE, "1", "--ip", "127.0.0.1")
-        assert "no learner answers" in processes.actor(*words, kind=Command, **REALTIME).ends(FAILED)
+        assert "no learner answers" in processes.actor(*words, kind=Command, **LISTENING).ends(FAILED)
         actor.says(f"no learner answers at 127.0.0.1:{processes.port}; waiting")
         assert not called()
     actor.signal(signal.SIGTERM)
     assert sentence(actor.ends(INTERRUPTED)) == "serl-chunk: interrupted"
 
 
-def test_a_second_actor_of_one_name_calls_no_robot(processes, tmp_path):
+def test_a_second_actor_of_one_name_calls_no_robot(listening, tmp_path):
+    cluster = listening.cluster
     with robot_server() as (flag, called):
-        learner = processes.learner(tmp_path / "run", **REALTIME)
-        learner.says("listening on")
         named = lambda pc: ["--actor_id", "left", "--spool_path", str(tmp_path / pc)]  # noqa: E731
-        first = processes.actor(*named("one"), **REALTIME)
-        learner.says("actor left connected")
-        here = processes.actor(*named("one"), flag, kind=Command, **REALTIME)
+        first = cluster.actor(*named("one"), **LISTENING)
+        listening.learner.says("actor left connected")
+        here = cluster.actor(*named("one"), flag, kind=Command, **LISTENING)
         assert "is in use by another process" in here.ends(WRONG_USAGE)
-        second = processes.actor(*named("two"), flag, **REALTIME)
+        second = cluster.actor(*named("two"), flag, **LISTENING)
         second.says("another live session has the actor id 'left'")
         assert not called()
         first.kill()

@@ -283,7 +283,7 @@ def test_the_actor_goes_over_to_another_run_on_the_same_port(processes, demos, t
     first.until(lambda: version_of(a) >= 20 and has_episodes(a), "run A does not get on")
     first.kill()
     processes.demos = fewer
-    second = processes.learner(b, **both, **LISTENING)
+    second = processes.learner(b, **LISTENING | both)
     actor.until(lambda: has_episodes(b), "no episodes of run B, or no human ticks in them")
     actor.signal(signal.SIGTERM)
     actor.ends()
