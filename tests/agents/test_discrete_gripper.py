@@ -51,7 +51,7 @@ def test_a_chunk_holds_choices_in_the_grippers_dimensions_and_the_arms_agent_in_
     chunk, record = map(np.asarray, (lambda c, r: (c, r["gripper"]))(*draw()))
     assert set(np.unique(chunk[:, GRIPPERS])) <= set(CHOICES)
     np.testing.assert_array_equal(np.repeat(record, 2, axis=0), chunk[:, GRIPPERS])  # held for two ticks
-    logits = np.asarray(agent.net.logits(params["gripper"]["policy"], seen))
+    logits = np.asarray(jax.jit(agent.net.logits)(params["gripper"]["policy"], seen))
     if variant == "bc":
         np.testing.assert_array_equal(record, np.array(CHOICES)[logits.argmax(-1)])
     inputs, of_arm = {**seen, "gripper": record.reshape(-1)}, {k: v for k, v in params.items() if k != "gripper"}
@@ -110,7 +110,7 @@ def test_a_change_is_charged_as_far_as_the_return_goes_and_to_the_grasp_critic_a
             rewards = loss(batch._replace(actions=closing))["grasp_critic/grasp_rewards"]
             charged.append(float(rewards.mean()) - float(np.mean(np.sum(batch.rewards, -1))))
     np.testing.assert_allclose(charged, [-1.0 if tick < steps else 0.0 for tick in range(length)], atol=1e-5)
-    np.testing.assert_array_equal(agent.arm_batch(state, batch).rewards, batch.rewards)
+    np.testing.assert_array_equal(jax.jit(agent.arm_batch)(state, batch).rewards, batch.rewards)
 
 
 @pytest.mark.parametrize("sees", [True, False])

@@ -25,11 +25,15 @@ PLAIN = Optimiser(0.1, 0.1)
 
 
 def stepped(optimiser):
+    @jax.jit
+    def step(params, state, gradient):
+        updates, state = optimiser.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state
+
     params, state = PARAMS, optimiser.init(PARAMS)
-    for g in GRADS:
-        with jax.numpy_dtype_promotion("standard"):  # in optax
-            updates, state = optimiser.update(g, state, params)
-        params = optax.apply_updates(params, updates)
+    with jax.numpy_dtype_promotion("standard"):  # in optax
+        for gradient in GRADS:
+            params, state = step(params, state, gradient)
     return params, state
 
 

@@ -44,8 +44,11 @@ def test_a_random_step_is_the_normal_that_is_scored():
     np.testing.assert_array_equal(x[step == 0], noise["x0"][step == 0])
     np.testing.assert_array_equal(following[step == net.steps - 1], record["sample"][step == net.steps - 1])
     t = (step * dt)[:, None].astype(np.float32)
-    v = np.asarray(net.velocity(params, context, x, t[:, 0], jnp.zeros((N, 3))))
-    straight, ahead = x + dt * v, np.asarray(net.advance(params, context, x, step)[0])
+    forward = jax.jit(
+        lambda p: (net.velocity(p, context, x, t[:, 0], jnp.zeros((N, 3))), net.advance(p, context, x, step)[0])
+    )
+    v, ahead = map(np.asarray, forward(params))
+    straight = x + dt * v
     late = np.maximum(t, dt)
     g2 = 0.6**2 * (1 - late) / late
     data, start = x + (1 - t) * v, x - t * v
@@ -58,11 +61,17 @@ def test_a_random_step_is_the_normal_that_is_scored():
 
 def test_without_sigma_the_random_step_is_the_odes():
     net, params, context, noise, record, _ = drawn_records({"noise": 1.0, "sigma": 1e-6})
-    expected = net.sample(params, context, noise["x0"][:, None])[:, 0]
-    np.testing.assert_allclose(net.recorded_chunk(record), expected, atol=1e-4)
     ode = group_agent(ODE).net
-    assert set(ode.record_noise(jax.random.key(0))) == {"x0"}
-    np.testing.assert_allclose(ode.recorded_chunk(ode.record(params, context, noise)), expected, atol=1e-5)
+    expected, found, of_ode = jax.jit(
+        lambda p: (
+            net.sample(p, context, noise["x0"][:, None])[:, 0],
+            net.recorded_chunk(record),
+            ode.recorded_chunk(ode.record(p, context, noise)),
+        )
+    )(params)
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    np.testing.assert_allclose(of_ode, expected, atol=1e-5)
+    assert set(jax.eval_shape(ode.record_noise, jax.random.key(0))) == {"x0"}
 
 
 def test_an_end_is_sampled_around_the_ode_whose_parameters_its_density_moves():
@@ -80,31 +89,36 @@ def test_an_end_is_sampled_around_the_ode_whose_parameters_its_density_moves():
 @pytest.mark.parametrize(("policy", "of"), [("gaussian", scipy.stats.norm), ("laplace", scipy.stats.laplace)])
 def test_a_head_is_scored_as_it_is_sampled_by_action_or_as_a_whole(policy, of, sigma):
     net, params, context, _, record, scored = drawn_records(HEAD | {"sigma": sigma}, policy=policy)
-    location, log_scale = net._density(params, context)
+    whole = group_agent(HEAD | {"sigma": sigma, "density": "chunk"}, policy=policy).net
+    (location, log_scale), of_whole, chunk = jax.jit(
+        lambda p: (net._density(p, context), whole.log_prob(p, context, record)[:, 0], net.recorded_chunk(record))
+    )(params)
     scale = np.exp(np.asarray(log_scale))
     if sigma:
         np.testing.assert_allclose(scale, sigma, rtol=1e-6)
     assert same_distribution((record["sample"] - np.asarray(location)) / scale, of.name)
     each = of.logpdf(record["sample"], np.asarray(location), scale).reshape(N, 3, 2).sum(2)
     np.testing.assert_allclose(scored, each, rtol=1e-4, atol=1e-3)
-    whole = group_agent(HEAD | {"sigma": sigma, "density": "chunk"}, policy=policy).net
-    np.testing.assert_allclose(whole.log_prob(params, context, record)[:, 0], scored.sum(1), rtol=1e-4, atol=1e-3)
-    chunk = net.recorded_chunk(record).reshape(N, 6)
-    np.testing.assert_allclose(
-        chunk, np.tanh(record["sample"]) if policy == "gaussian" else record["sample"], atol=1e-6
-    )
+    np.testing.assert_allclose(of_whole, scored.sum(1), rtol=1e-4, atol=1e-3)
+    wanted = np.tanh(record["sample"]) if policy == "gaussian" else record["sample"]
+    np.testing.assert_allclose(chunk.reshape(N, 6), wanted, atol=1e-6)
 
 
 def test_the_scale_of_a_laplace_head_is_fitted_around_its_mean_and_stays_in_iterations():
     net, params, context, _, record, _ = drawn_records(HEAD, policy="laplace")
-    grads = jax.grad(lambda p: net.log_prob(p, context, record).sum())(params)
+    grads = jax.jit(jax.grad(lambda p: net.log_prob(p, context, record).sum()))(params)
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(grads["scale"]))
     assert any(np.any(leaf) for leaf in jax.tree.leaves(grads["mean"]))
     # Imitation: the mean's gradient is that of the absolute error alone.
-    params["scale"] = jax.tree.map(lambda x: 0.1 * x, params["scale"])  # within its range
-    chunks, weight = net.recorded_chunk(record), jnp.ones((N, 3))
-    own = jax.grad(lambda p: net.loss(p, context, chunks, weight, weight, {}).mean())(params)
-    error = jax.grad(lambda p: jnp.mean(jnp.abs(record["sample"] - net._mean(p, context))))(params)
+    params["scale"] = jax.tree.map(lambda x: 0.1 * np.asarray(x), params["scale"])  # within its range
+    chunks, weight = net.recorded_chunk(record), np.ones((N, 3), np.float32)
+
+    def losses(p):
+        own = net.loss(p, context, chunks, weight, weight, {}).mean()
+        return jnp.stack([own, jnp.mean(jnp.abs(record["sample"] - net._mean(p, context)))])
+
+    both = jax.jit(jax.jacrev(losses))(params)
+    own, error = (jax.tree.map(lambda x, i=i: x[i], jax.tree.map(np.asarray, both)) for i in range(2))
     for a, b in zip(jax.tree.leaves(own["mean"]), jax.tree.leaves(error["mean"]), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
     assert any(np.any(leaf) for leaf in jax.tree.leaves(own["scale"]))
