@@ -38,8 +38,9 @@ lab: $(VENV)/installed
 # Most of the time goes into compiling small functions: they are compiled quickly rather than well, by XLA's older code
 # generator for CPUs. The pinned jaxlib knows these flags; one that does not would end with "Unknown flag in XLA_FLAGS".
 # What one worker compiled the others need not: see tests/conftest.py.
+# Workers fill the cores, so a program is not split for several threads.
 QUICKLY := --xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0 \
-    --xla_llvm_disable_expensive_passes=true
+    --xla_llvm_disable_expensive_passes=true --xla_cpu_parallel_codegen_split_count=1
 # Two more than cores, for system tests wait more than they compute; four fill a machine of 16 GB.
 WORKERS ?= $(shell $(PYTHON) -c "import os; print(min(4, os.cpu_count() + 2))")
 # Tests of one file stay together: they share fixtures and what was traced for them. Long files come first: see
