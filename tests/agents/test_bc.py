@@ -73,7 +73,7 @@ def test_without_a_network_noise_becomes_chunks_of_the_spread():
     """The field k(t) x alone takes N(0, 1) to N(0, s^2): it is the flow of such data."""
     policy, context, noise = flow_policy(spread=0.5), Context(jnp.zeros(3)), np.eye(4, dtype=np.float32)
     shapes = jax.eval_shape(policy.init_network, jax.random.key(0), context.features)
-    chunks = policy.sample(jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes), context, noise)
+    chunks = jax.jit(policy.sample)(jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes), context, noise)
     np.testing.assert_allclose(chunks[:, 0], 0.5 * noise, atol=1e-5)
 
 

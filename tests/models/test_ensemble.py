@@ -99,5 +99,5 @@ def test_an_agents_critic_has_the_range_of_its_returns():
     agent, state = fresh("acfql", sizes={"value_range": (-2.0, 3.0)})
     batch = one_batch(agent)
     seen, chunk = batch.observations["state"], batch.actions.reshape(8, 6)
-    values = agent.critic.values(state.critic, seen, chunk)
+    values = jax.jit(agent.critic.values)(state.critic, seen, chunk)
     np.testing.assert_allclose(values, -2 + 5 * sigmoid(heads(state.critic["q"], seen, chunk)), rtol=1e-4)

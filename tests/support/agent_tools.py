@@ -197,7 +197,7 @@ def marked_numbers(spec: AgentSpec, *marked: int) -> np.ndarray:
 
 @functools.cache
 def _gradient(agent: Agent, part: str, bc_only: bool) -> Any:
-    """Compiled once for an agent and the arrays that a batch has."""
+    """Compiled once for an agent and the arrays that a batch has. Its results become NumPy's, which compile nothing."""
 
     def run(state: AgentState, base: Any, batch: ChunkBatch, draws: Any) -> Any:
         def loss(params: Any, rows: ChunkBatch) -> Any:
@@ -217,7 +217,7 @@ def policy_gradient(
     """The gradient of the policy's loss, and its metrics with its value as "value"."""
     batch = agent.policy_part(batch)
     draws = agent.policy_draws(jax.random.key(1), batch) if draws is None else draws
-    return _gradient(agent, "policy", bc_only)(state, {}, batch, draws)
+    return jax.device_get(_gradient(agent, "policy", bc_only)(state, {}, batch, draws))
 
 
 def critic_gradient(
@@ -225,7 +225,7 @@ def critic_gradient(
 ) -> tuple[Any, dict[str, jax.Array]]:
     """The gradient of the critic's loss, and its metrics with its value as "value"."""
     draws = agent.critic_draws(jax.random.key(1), batch) if draws is None else draws
-    return _gradient(agent, "critic", False)(state, {}, batch, draws)
+    return jax.device_get(_gradient(agent, "critic", False)(state, {}, batch, draws))
 
 
 def output_bias(grads: Any, agent: Agent) -> np.ndarray:

@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from agent_tools import drawn, one_batch
 
@@ -55,4 +54,4 @@ def shown(agent: Bc, rows: int = 8, prompt: int = 16) -> ChunkBatch:
     tokens = rng.integers(1, 258, (8, prompt)).astype(np.int32)
     texts = {PROMPT: tokens, PROMPT_MASK: np.arange(prompt) < rng.integers(1, 9, (8, 1))}
     batch = batch._replace(observations={**batch.observations, **texts}, next_observations={})
-    return jax.tree.map(lambda x: jnp.asarray(x[:rows]), batch)
+    return jax.device_put(jax.tree.map(lambda x: x[:rows], batch))

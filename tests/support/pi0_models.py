@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -46,7 +45,7 @@ def small(name: str, depth: int = 2) -> Small:
     for expert in meta["gemma"].values():
         expert["depth"] = depth
     config = config_of(meta, CAMERAS)
-    flat = {path: jnp.asarray(array) for path, array in rule_params(config).items()}
+    flat = jax.device_put(rule_params(config))
     inputs = inputs_of(meta)
     return Small(meta, config, Pi0(config), flat, nested(flat), inputs, _observed(inputs))
 

@@ -81,7 +81,7 @@ def test_an_end_is_sampled_around_the_ode_whose_parameters_its_density_moves():
     assert same_distribution(residual / 0.2, "norm")
     np.testing.assert_allclose(scored, scipy.stats.norm.logpdf(residual, 0, 0.2).sum(2), rtol=1e-4, atol=1e-3)
     one = jax.tree.map(lambda x: x[:1], (context, record))
-    grads = jax.jit(jax.grad(lambda p: net.log_prob(p, *one).sum()))(params)
+    grads = jax.device_get(jax.jit(jax.grad(lambda p: net.log_prob(p, *one).sum()))(params))
     assert all(np.any(leaf) for leaf in jax.tree.leaves(grads))
 
 
@@ -106,7 +106,7 @@ def test_a_head_is_scored_as_it_is_sampled_by_action_or_as_a_whole(policy, of, s
 
 def test_the_scale_of_a_laplace_head_is_fitted_around_its_mean_and_stays_in_iterations():
     net, params, context, _, record, _ = drawn_records(HEAD, policy="laplace")
-    grads = jax.jit(jax.grad(lambda p: net.log_prob(p, context, record).sum()))(params)
+    grads = jax.device_get(jax.jit(jax.grad(lambda p: net.log_prob(p, context, record).sum()))(params))
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(grads["scale"]))
     assert any(np.any(leaf) for leaf in jax.tree.leaves(grads["mean"]))
     # Imitation: the mean's gradient is that of the absolute error alone.

@@ -84,7 +84,7 @@ def test_a_value_is_used_before_it_learns_what_it_is_used_on():
     value, rng = FirstValue(), np.random.default_rng(0)
     features = rng.normal(size=(64, 4)).astype(np.float32)
     reward = (features[:60, 0] > 0).astype(np.float32)
-    critic, opt = value.init(jax.random.key(0), jnp.asarray(features))
+    critic, opt = jax.jit(value.init)(jax.random.key(0), features)
     found = []
     for _ in range(5):
         critic, opt, advantage = value.used(critic, opt, features, reward)

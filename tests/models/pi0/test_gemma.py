@@ -22,14 +22,18 @@ def test_two_sources_are_attended_to_as_one():
     q = drawn(0, B, N, T, KEY_HEADS * GROUPS, SIZE)
     shared = [drawn(i, B, S, KEY_HEADS, SIZE) for i in (1, 2)]
     own = [drawn(i, B, N, T, KEY_HEADS, SIZE) for i in (3, 4)]
-    real, causal = jnp.array([[1, 1, 1, 0, 1], [0, 1, 1, 1, 0]], bool), jnp.tril(jnp.ones((T, T), bool))
-    ours = gemma.attend(q, [Source(*shared, real[:, None, None]), Source(*own, causal[None, None])])
+    real, causal = np.array([[1, 1, 1, 0, 1], [0, 1, 1, 1, 0]], bool), np.tril(np.ones((T, T), bool))
 
-    repeated = [jnp.broadcast_to(x[:, None], (B, N, *x.shape[1:])) for x in shared]
-    k, v = (jnp.repeat(jnp.concatenate(pair, 2), GROUPS, 3) for pair in zip(repeated, own, strict=True))
-    mask = jnp.concatenate([jnp.broadcast_to(real[:, None], (B, T, S)), jnp.broadcast_to(causal, (B, T, T))], -1)
-    logits = jnp.where(mask[:, None, None], jnp.einsum("bnthd,bnshd->bnhts", q, k), -jnp.inf)
-    np.testing.assert_allclose(ours, jnp.einsum("bnhts,bnshd->bnthd", jax.nn.softmax(logits), v), atol=1e-5)
+    @jax.jit
+    def both(q, shared, own):
+        ours = gemma.attend(q, [Source(*shared, real[:, None, None]), Source(*own, causal[None, None])])
+        repeated = [jnp.broadcast_to(x[:, None], (B, N, *x.shape[1:])) for x in shared]
+        k, v = (jnp.repeat(jnp.concatenate(pair, 2), GROUPS, 3) for pair in zip(repeated, own, strict=True))
+        mask = jnp.concatenate([jnp.broadcast_to(real[:, None], (B, T, S)), jnp.broadcast_to(causal, (B, T, T))], -1)
+        logits = jnp.where(mask[:, None, None], jnp.einsum("bnthd,bnshd->bnhts", q, k), -jnp.inf)
+        return ours, jnp.einsum("bnhts,bnshd->bnthd", jax.nn.softmax(logits), v)
+
+    np.testing.assert_allclose(*both(q, shared, own), atol=1e-5)
 
 
 def test_a_group_sees_itself_and_those_before_it_and_padding_takes_no_place():

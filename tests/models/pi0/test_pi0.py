@@ -162,7 +162,7 @@ def test_every_trained_leaf_has_a_gradient_and_no_other_has_one():
     config = dataclasses.replace(case.config, trainable="lora")
     trained, base = partition(config).split(case.params)
     assert flat(trained).keys() == {path for path in case.flat if partition(config).trains(path)}
-    gradient = flat(jax.jit(jax.grad(mean_loss(case, Pi0(config))))(trained, base))
+    gradient = flat(jax.device_get(jax.jit(jax.grad(mean_loss(case, Pi0(config))))(trained, base)))
     assert gradient.keys() == flat(trained).keys()
     assert [path for path, leaf in gradient.items() if not np.any(leaf)] == []
 
