@@ -58,14 +58,15 @@ def test_a_base_with_a_source_does_not_travel_and_each_side_reads_it(tmp_path):
 
 def test_a_base_without_a_source_travels_and_no_update_consumes_or_changes_it():
     agent = agent_of()
-    state, base = drawn(agent), agent.new_base(jax.random.key(1))
+    new_base = jax.jit(agent.new_base)
+    state, base = drawn(agent), new_base(jax.random.key(1))
     before = jax.tree.map(np.array, base)
     published = agent.published(state, base)
     assert (agent.base_digest, published.keys()) == ("", {"policy", "base"})
     assert same(published, agent.policy_params(state) | {"base": base})
     assert same(agent.load_params(agent.flatten_params(published)), published)
     assert "base/backbone/" in agent.network_shape()
-    assert not same(base, agent.new_base(jax.random.key(2)))
+    assert not same(base, new_base(jax.random.key(2)))
     agent.update(state, base, named(agent, make_batches(agent.spec)))
     assert same(base, before)
     without = made("bc-gaussian")
