@@ -41,6 +41,11 @@ def export_flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("folder", metavar="TO", help="a folder that is absent or empty")
     p.add_argument("--step", default="latest", help="of the checkpoint (default: the newest)")
     p.add_argument(
+        "--merge_lora",
+        action="store_true",
+        help="fold LoRA into the weights that it adds to, for a server whose configuration has none",
+    )
+    p.add_argument(
         "--asset_id",
         help="of the statistics, where openpi looks for them (default: as that of the run's normaliser.norm_stats)",
     )
@@ -116,6 +121,7 @@ def export_command(flags: argparse.Namespace) -> int:
     from serl_chunk.agents.registry import make_agent
     from serl_chunk.data.normalise.chunk_statistics import read_norm_stats
     from serl_chunk.data.preprocess import fit_preprocess
+    from serl_chunk.models.pi0.tree import Partition, folded, without_lora
     from serl_chunk.runs.checkpoints import CheckpointStore
     from serl_chunk.runs.evaluations import wanted_policy
     from serl_chunk.runs.folder import read_config
@@ -123,6 +129,8 @@ def export_command(flags: argparse.Namespace) -> int:
 
     config, run = load_flags(flags), Path(flags.run_folder)
     model = _of(config)
+    require(not flags.merge_lora or model.vlm.has_lora or model.expert.has_lora, "merge_lora",
+        "has no effect: agent.pi0 has no LoRA. Remove it")  # fmt: skip
     if not run.is_dir():
         raise DataError(f"{run}: there is no such folder. Give the folder of a run")
     read_config(run)  # checks its format
@@ -131,7 +139,10 @@ def export_command(flags: argparse.Namespace) -> int:
     agent = make_agent(config, spec)
     agent.check_base(stored.meta["base_digest"])
     params: Any = agent.load_params(stored.params)
-    trained, base = (params.get(tree, {}).get("pi0", {}) for tree in ("policy", "base"))
+    whole = Partition.merge(*(params.get(tree, {}).get("pi0", {}) for tree in ("policy", "base")))
+    changed: list[str] = []
+    if flags.merge_lora:
+        model, (whole, changed) = without_lora(model), folded(model, whole)
     stats, file = None, Path(config.normaliser.norm_stats)
     if config.normaliser.actions == "openpi":
         require(fit_preprocess(config, spec, []).digest() == stored.meta["normaliser_digest"], "normaliser.norm_stats",
@@ -141,8 +152,10 @@ def export_command(flags: argparse.Namespace) -> int:
         plain = lambda value: None if value is None else value.tolist()  # noqa: E731
         of = {name: {n: plain(v) for n, v in vector._asdict().items()} for name, vector in vectors.items()}
         stats = {asset: of}
-    export(flags.folder, model, trained, base, stats)
+    export(flags.folder, model, whole, {}, stats)
     print(f"{flags.folder}: step {stored.step} of {run}, statistics {', '.join(stats or ['none'])}")
+    if changed:
+        print(f"LoRA folded into {len(changed)} arrays, now float32: {', '.join(changed)}")
     if stats is None:
         print(f"normaliser.actions={config.normaliser.actions} is none of openpi's transforms: it would act otherwise")
     return 0

@@ -251,6 +251,7 @@ BAD: dict[str, tuple[str, ...]] = {
     "keys remove": ("remove", "init", "add", "serl-chunk keys --help"),
     "TRAIN --out T/classifier": ("--out", "T/classifier"),
     "pi0 import nothing x.npz FAKE": ("agent.policy=pi0",),
+    "pi0 export T/journal T/out --exp_name fake_aloha_pi0 --merge_lora": ("--merge_lora", "has no LoRA"),
     "attention fit T/journal T/journal/ --out T/out": ("once",),
     "doctor --config.chunk.horizon=7": ("--exp_name",),
 }  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 
 import jax
 import numpy as np
@@ -62,13 +61,7 @@ def mine(tmp_path, monkeypatch):
 
 def released(folder, config):
     """Write a checkpoint of random numbers in openpi's layout; it has no LoRA."""
-    plain = replace(
-        config,
-        trainable="full",
-        lora_init="zero",
-        vlm=replace(config.vlm, attention_rank=0, mlp_rank=0),
-        expert=replace(config.expert, attention_rank=0, mlp_rank=0),
-    )
+    plain = tree.without_lora(config)
     params = tree.initial(plain, jax.random.key(3))
     export(folder, plain, params, {})
     return tree.flat(params)
@@ -110,3 +103,9 @@ def test_import_fine_tune_export_and_reload_act_alike(mine, tmp_path, capsys):
         {"policy": {"pi0": trained}, "base": {"pi0": base}}, observation, jax.random.key(0), explore=False
     )
     np.testing.assert_allclose(again, acted, atol=1e-6)
+
+    arguments[3] = str(tmp_path / "merged")
+    assert main([*arguments, "--merge_lora", f"--config.agent.pi0.weights={file}"]) == 0
+    assert "folded into 10 arrays" in capsys.readouterr().out
+    merged = Checkpoint(tmp_path / "merged").load(tree.without_lora(config.agent.pi0))
+    jax.tree.map(np.testing.assert_array_equal, merged, tree.folded(config.agent.pi0, back)[0])

@@ -1,10 +1,11 @@
-"""The parameters of a pi0: path, shape, dtype, initial values and group of each; which are trained.
+"""The parameters of a pi0: path, shape, dtype, initial values and group of each; which are trained; LoRA folded.
 
 This is the only list of them. Trees are nested dicts; a path joins their names by "/".
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 import zlib
@@ -13,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from serl_chunk.config.agents.pi0 import Pi0Config, TransformerConfig
@@ -247,3 +249,35 @@ def _exact(group: Group) -> str:
     """Return a pattern of the paths of this group alone: none of an earlier one."""
     earlier = [GROUPS[g] for g in GROUPS][: list(GROUPS).index(group)]
     return "".join(f"(?!(?:{pattern})$)" for pattern in earlier) + GROUPS[group]
+
+
+def without_lora(config: Pi0Config) -> Pi0Config:
+    """Return the model of the same sizes that has no LoRA."""
+    vlm = dataclasses.replace(config.vlm, attention_rank=0, mlp_rank=0)
+    expert = dataclasses.replace(config.expert, attention_rank=0, mlp_rank=0)
+    return dataclasses.replace(config, vlm=vlm, expert=expert, trainable="full", lora_init="zero")
+
+
+def folded(config: Pi0Config, params: Params) -> tuple[Params, list[str]]:
+    """Return parameters of `without_lora(config)` that give the same velocities, and the paths of those that changed.
+
+    w + alpha / rank * A B in the attention, with B summed over heads where heads are joined; w + A B in the MLP (Hu et
+    al. 2021, with openpi's conventions; `gemma.attention_product`, `gemma.mlp_product`). Those are float32 on the host,
+    made one layer at a time; the others are as they were.
+    """
+    out, changed = flat(params), []
+    for path in [path for path in out if path.endswith(LORA_A)]:
+        stem = path.removesuffix(LORA_A)
+        a, b = out.pop(path), out.pop(stem + LORA_B)
+        if stem.endswith("/"):  # of the attention
+            expert = config.expert if group_of(path) == "expert_lora" else config.vlm
+            target, scale = f"{stem}w", expert.attention_alpha / expert.attention_rank
+        else:
+            target, scale = stem.removesuffix("_"), 1.0
+        w = np.array(out[target], np.float32)
+        for layer in range(len(w)):
+            first, second = (np.asarray(each[layer], np.float32) for each in (a, b))
+            w[layer] += scale * first @ (second.sum(0) if "attn_vec_einsum" in stem else second)
+        out[target] = w
+        changed.append(target)
+    return nested(out), sorted(changed)

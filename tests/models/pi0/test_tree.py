@@ -1,8 +1,9 @@
-"""The list of parameters: released trees, initial values, and what is trained."""
+"""The list of parameters: released trees, initial values, what is trained, and LoRA folded."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 from pathlib import Path
@@ -10,10 +11,24 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from pi0_models import pi0_best_of_n
+from pi0_models import pi0_best_of_n, small
 
 from serl_chunk.config.agents.pi0 import PI0_PRESETS, Pi0Config
-from serl_chunk.models.pi0.tree import Partition, flat, initial, initial_leaf, leaves, partition, shapes
+from serl_chunk.models.pi0.pi0 import Pi0
+from serl_chunk.models.pi0.tree import (
+    LORA_A,
+    LORA_B,
+    Partition,
+    flat,
+    folded,
+    initial,
+    initial_leaf,
+    leaves,
+    nested,
+    partition,
+    shapes,
+    without_lora,
+)
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "pi0_shapes"
 RELEASED = {
@@ -140,3 +155,29 @@ def test_a_program_of_the_released_sizes_computes_what_the_model_says(monkeypatc
     monkeypatch.setattr(pi0_best_of_n, "STEPS", 2)
     for figures in pi0_best_of_n.count_full().values():
         assert figures["lowered_flops"] == pytest.approx(figures["model_flops"], rel=0.02)
+
+
+# -- LoRA folded into the weights: the same numbers, projection by projection ------------------------------------
+
+CASE = small("lora")  # ranks and scales of its own in each product
+TEXT = {name: array for name, array in CASE.observation.items() if not name.startswith("image")}
+
+
+@functools.cache
+def velocity(model: Pi0):
+    x, t = CASE.inputs["x_t"], CASE.inputs["time"]
+    run = jax.jit(lambda params: model.velocity(params, model.encode(params, TEXT), x, t))
+    return lambda paths: run(nested(paths))
+
+
+@pytest.mark.parametrize("path", [path for path in CASE.flat if path.endswith(LORA_B)])
+def test_a_model_with_folded_lora_gives_the_same_velocity(path):
+    alone = {p: x if p == path or not p.endswith(LORA_B) else 0 * x for p, x in CASE.flat.items()}
+    plain = without_lora(CASE.config)
+    whole, changed = folded(CASE.config, nested(alone))
+    assert {p: leaf.shape for p, leaf in flat(whole).items()} == {p: leaf.shape for p, leaf in leaves(plain).items()}
+    assert len(changed) == 10
+    expected = velocity(CASE.model)(alone)
+    np.testing.assert_allclose(velocity(Pi0(plain))(flat(whole)), expected, atol=1e-5)
+    left_out = {p: x for p, x in alone.items() if not p.endswith((LORA_A, LORA_B))}
+    assert np.abs(velocity(Pi0(plain))(left_out) - expected).max() > 1e-3
