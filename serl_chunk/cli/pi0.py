@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from serl_chunk.cli.process import add_experiment_flags, load_flags
 from serl_chunk.config.agents.pi0 import PI0_PRESETS, Pi0Config
@@ -18,16 +17,22 @@ from serl_chunk.logs import quiet_libraries
 from serl_chunk.outcomes.robot import spec_of
 from serl_chunk.types import ConfigError, DataError
 
+_FROM = "a step's folder, its params/ or model.safetensors, or PaliGemma's .npz"
+
 
 def inspect_flags(p: argparse.ArgumentParser) -> None:
     """Add the flags of `inspect`."""
-    p.add_argument("folder", metavar="DIR", help="a step's folder, its params/, or PaliGemma's .npz")
+    p.add_argument(
+        "folder", metavar="DIR", help="a step's folder, its params/ or model.safetensors, or PaliGemma's .npz"
+    )
     p.add_argument("--robot", help=f"say whether its statistics fit one of {', '.join(PI0_ROBOTS)}")
 
 
 def import_flags(p: argparse.ArgumentParser) -> None:
     """Add the flags of `import`."""
-    p.add_argument("folder", metavar="FROM", help="a step's folder, its params/, or PaliGemma's .npz")
+    p.add_argument(
+        "folder", metavar="FROM", help="a step's folder, its params/ or model.safetensors, or PaliGemma's .npz"
+    )
     p.add_argument("file", metavar="TO", help="the .npz to write")
     p.add_argument("--model", help=f"its sizes, one of {', '.join(PI0_PRESETS)} (default: the experiment's)")
     p.add_argument("--init_seed", type=int, default=0, help="of parameters that the checkpoint lacks (default: 0)")
@@ -62,18 +67,14 @@ def inspect_command(flags: argparse.Namespace) -> int:
     if robot is not None and robot not in PI0_ROBOTS:
         raise ConfigError(f"unknown robot {robot!r}. Valid: {', '.join(PI0_ROBOTS)}", parameter="robot")
     quiet_libraries()
-    from serl_chunk.models.pi0.tree import GROUPS, group_of
+    from serl_chunk.models.pi0.tree import GROUPS
     from serl_chunk.runs.openpi_checkpoints import Checkpoint
 
     checkpoint = Checkpoint(flags.folder)
     counts: dict[str, int] = dict.fromkeys([*GROUPS, "unknown"], 0)
     for path, stored in sorted(checkpoint.stored.items()):
         print(f"{path}  {'x'.join(map(str, stored.shape))}  {stored.dtype}")
-        try:
-            group: str = group_of(path)
-        except StopIteration:
-            group = "unknown"
-        counts[group] += int(np.prod(stored.shape))
+        counts[checkpoint.group_of(path)] += math.prod(stored.shape)
     shown = ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
     print(f"{len(checkpoint.stored)} arrays, {sum(counts.values()):,} parameters: {shown}")
     found = {}

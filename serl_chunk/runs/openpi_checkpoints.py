@@ -1,7 +1,7 @@
 """Checkpoints of openpi: released and training ones, PaliGemma's weights, and the export of our own parameters.
 
-A checkpoint is a folder with `params/`, written by orbax, and `assets/<id>/norm_stats.json`. Training checkpoints have
-one more name, `value`, at the end of every path.
+A checkpoint is a folder with `params/`, written by orbax, or `model.safetensors` of PyTorch, and with
+`assets/<id>/norm_stats.json`. Training checkpoints have one more name, `value`, at the end of every path.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ import tensorstore
 
 from serl_chunk.config.agents.pi0 import Pi0Config
 from serl_chunk.io import os_reason
-from serl_chunk.models.pi0.tree import GROUPS, Leaf, Partition, flat, group_of, initial_leaf, leaves, nested
+from serl_chunk.models.pi0.tree import GROUPS, LORA_A, LORA_B, Leaf, Partition, flat, initial_leaf, leaves, nested
+from serl_chunk.runs.pytorch_checkpoints import TENSOR_GROUPS, assembled, stored_tensors, tensors_of
 from serl_chunk.types import DataError
 
-_PARAMS, _ASSETS, _STATS = "params", "assets", "norm_stats.json"
+_PARAMS, _ASSETS, _STATS, _PYTORCH = "params", "assets", "norm_stats.json", "model.safetensors"
+_NAMED = 5  # parameters that a refusal lists
 _VALUE = "value"  # the last name of each path in training checkpoints
 _PIECE_BYTES = 8 * 1024**2  # of an array that are written as one piece, or read at once from an archive
 
@@ -50,24 +52,34 @@ class Stored(Protocol):
 class Checkpoint:
     """A checkpoint that was opened and not read.
 
-    `path`: a folder with `params/`, that folder itself, or PaliGemma's `.npz`.
+    `path`: a folder with `params/` or `model.safetensors`, one of these itself, or PaliGemma's `.npz`.
     """
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path).absolute()
         self._only: tuple[str, ...] = ()  # groups of parameters that such a file has; empty: all
+        file = self.path / _PYTORCH if self.path.is_dir() else self.path
+        self._pytorch = file.suffix == ".safetensors" and file.is_file()
+        if self._pytorch:
+            with _reading(file):
+                self.stored: dict[str, Stored] = dict(stored_tensors(file))
+            return
         if self.path.suffix == ".npz" and self.path.is_file():
-            self.stored: dict[str, Stored] = dict(_members(self.path))
+            self.stored = dict(_members(self.path))
             self._only = ("siglip", "vlm")
             return
         inner = self.path / _PARAMS
         folder = inner if (inner / "_METADATA").is_file() else self.path
         if not (folder / "_METADATA").is_file():
-            wanted = "a folder of openpi with params/_METADATA, or PaliGemma's .npz"
-            if (self.path / "model.safetensors").is_file():
-                wanted += "; this is one of PyTorch"
+            wanted = f"a folder of openpi with params/_METADATA or {_PYTORCH}, or PaliGemma's .npz"
             raise DataError(f"{path}: no checkpoint of pi0 (expected {wanted}). Give the folder of one step.")
         self.stored = dict(_arrays(folder))
+
+    def group_of(self, name: str) -> str:
+        """Return the group of one of the stored parameters; "unknown" for one that no pi0 has."""
+        if self._pytorch:
+            return next(group for part, group in TENSOR_GROUPS.items() if part in name)
+        return next((group for group, pattern in GROUPS.items() if re.fullmatch(pattern, name)), "unknown")
 
     def norm_stats(self) -> dict[str, dict[str, Any]]:
         """Return the statistics of states and actions by the id of their data set."""
@@ -90,7 +102,7 @@ class Checkpoint:
             key: of initial values: of LoRA where the checkpoint has none, and of all that PaliGemma lacks.
             place: called with each parameter and its numbers; puts them on a device.
 
-        Raises DataError: names the first parameter that is missing, unknown, or of another shape.
+        Raises DataError: names up to five parameters that are missing, unknown, or of another shape.
         """
         wanted = leaves(config)
         new = self._check(wanted)
@@ -98,12 +110,12 @@ class Checkpoint:
             raise DataError(f"{self.path}: {new[0]} is missing, and there is no key for initial values. Pass one.")
         tree = {}
         for leaf in sorted(wanted.values(), key=lambda leaf: -math.prod(leaf.shape)):
-            if leaf.path in self.stored:
-                with _reading(self.path):
-                    array = self.stored[leaf.path].read(leaf.dtype)
-            else:
+            if leaf.path in new:
                 assert key is not None
                 array = np.asarray(initial_leaf(leaf, key))
+            else:
+                with _reading(self.path):
+                    array = self._read(leaf)
             tree[leaf.path] = place(leaf, array)
             del array
         return nested(tree)
@@ -115,29 +127,37 @@ class Checkpoint:
                 f"{self.path}: a checkpoint of pi0-FAST, or of PaliGemma alone: it has no action expert. Only pi0 and "
                 "pi0.5 are run: give one of these, such as openpi's pi0_base or pi05_base."
             )
-        new = []
-        for path in sorted({*wanted, *self.stored}):
-            leaf, stored = wanted.get(path), self.stored.get(path)
-            if leaf is None:
-                self._refuse(path, f"is unknown: {_why_unknown(path)}")
-            elif stored is None:
-                may_be_new = leaf.group.endswith("_lora") or (self._only and leaf.group not in self._only)
-                if not may_be_new:
-                    self._refuse(path, "is missing")
+        new, known, faults = [], set[str](), {}
+        for path, leaf in wanted.items():
+            shapes = self._shapes(leaf)
+            known |= shapes.keys()
+            may_be_new = leaf.group.endswith("_lora") or (self._only and leaf.group not in self._only)
+            if may_be_new and not self.stored.keys() & shapes.keys():
                 new.append(path)
-            elif stored.shape != leaf.shape:
-                self._refuse(path, f"has shape {stored.shape}, the model's is {leaf.shape}")
+                continue
+            for name, shape in shapes.items():
+                if name not in self.stored:
+                    faults[name] = "is missing"
+                elif self.stored[name].shape != shape:
+                    faults[name] = f"has shape {self.stored[name].shape}, the model's is {shape}"
+        for name in self.stored.keys() - known:
+            of = "LoRA there" if name.endswith((LORA_A, LORA_B)) else "such parameter"
+            faults[name] = f"is unknown: the model has no {of}"
+        if faults:
+            listed = [f"{name} {faults[name]}" for name in sorted(faults)[:_NAMED]]
+            more = f"; and {len(faults) - _NAMED} more" if len(faults) > _NAMED else ""
+            remedy = "Set the preset and sizes of agent.pi0 that the checkpoint was made with"
+            raise DataError(f"{self.path}: {'; '.join(listed)}{more}. {remedy}.")
         return new
 
-    def _refuse(self, path: str, problem: str) -> None:
-        remedy = "Set the preset and sizes of agent.pi0 that the checkpoint was made with"
-        raise DataError(f"{self.path}: {path} {problem}. {remedy}.")
+    def _shapes(self, leaf: Leaf) -> dict[str, tuple[int, ...]]:
+        """Return name -> shape of what is stored of a parameter."""
+        return {t.name: t.shape for t in tensors_of(leaf)} if self._pytorch else {leaf.path: leaf.shape}
 
-
-def _why_unknown(path: str) -> str:
-    if not any(re.fullmatch(pattern, path) for pattern in GROUPS.values()):
-        return "no pi0 has it"
-    return "the model has no LoRA there" if group_of(path).endswith("_lora") else "the model has no such parameter"
+    def _read(self, leaf: Leaf) -> np.ndarray:
+        if self._pytorch:
+            return assembled(leaf, lambda name: self.stored[name].read(leaf.dtype))
+        return self.stored[leaf.path].read(leaf.dtype)
 
 
 @contextlib.contextmanager
