@@ -22,17 +22,13 @@ _FROM = "a step's folder, its params/ or model.safetensors, or PaliGemma's .npz"
 
 def inspect_flags(p: argparse.ArgumentParser) -> None:
     """Add the flags of `inspect`."""
-    p.add_argument(
-        "folder", metavar="DIR", help="a step's folder, its params/ or model.safetensors, or PaliGemma's .npz"
-    )
+    p.add_argument("folder", metavar="DIR", help=_FROM)
     p.add_argument("--robot", help=f"say whether its statistics fit one of {', '.join(PI0_ROBOTS)}")
 
 
 def import_flags(p: argparse.ArgumentParser) -> None:
     """Add the flags of `import`."""
-    p.add_argument(
-        "folder", metavar="FROM", help="a step's folder, its params/ or model.safetensors, or PaliGemma's .npz"
-    )
+    p.add_argument("folder", metavar="FROM", help=_FROM)
     p.add_argument("file", metavar="TO", help="the .npz to write")
     p.add_argument("--model", help=f"its sizes, one of {', '.join(PI0_PRESETS)} (default: the experiment's)")
     p.add_argument("--init_seed", type=int, default=0, help="of parameters that the checkpoint lacks (default: 0)")

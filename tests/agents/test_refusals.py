@@ -91,6 +91,10 @@ ROWS = [  # what is made, what the message names or `ConfigError.parameter` is
     (openpi("bc"), ("agent.policy=pi0",)),
     (pi0(encoder=EncoderConfig()), "agent.encoder.frame_size"),
     (pi0(image_keys=tuple("abcd")), "agent.image_keys"),
+    (
+        pi0(image_keys=("top", "cam_right_wrist")),
+        ("agent.pi0.cameras", "cam_right_wrist", "left_wrist_0_rgb", "base_0_rgb,right_wrist_0_rgb"),
+    ),
     (pi0(language=LanguageConfig("bytes"), pi0=dataclasses.replace(SMALL, vocabulary=9)), "agent.pi0.vocabulary"),
     (pi0(pi0=dataclasses.replace(SMALL, trainable="none")), "agent.pi0.trainable"),
     (pi0(use_state=False), "agent.use_state"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Literal
 
 from serl_chunk.config.agents.base import AgentConfig, Optimiser
@@ -42,6 +43,11 @@ class PolicyConfig(AgentConfig):
         require(len(self.image_keys) <= most, "agent.image_keys",
             f"must be at most {most} cameras, in the order of agent.pi0.cameras={','.join(pi0.cameras)}, got "
             f"{','.join(self.image_keys)}")
+        for key, slot in zip(self.image_keys, pi0.cameras, strict=False):
+            sides = [{"left", "right"}.intersection(re.split("[^a-z]+", name.lower())) for name in (key, slot)]
+            require(not all(sides) or sides[0] == sides[1], "agent.pi0.cameras",
+                f"{','.join(pi0.cameras)} reads {key} as {slot}. Name the cameras of the model that agent.image_keys="
+                f"{','.join(self.image_keys)} are, such as base_0_rgb,right_wrist_0_rgb.")
         require(bool(self.image_keys) or self.language.reads, "agent.image_keys",
             "empty leaves pi0 without an input: it reads cameras and a text. Name cameras, or set "
             "agent.language.tokenizer.")

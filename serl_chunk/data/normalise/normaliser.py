@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -14,10 +15,13 @@ from serl_chunk.data.normalise.chunk_statistics import NormStats, joints_of, mas
 from serl_chunk.data.normalise.robot_units import UNITS, units_fault
 from serl_chunk.types import STATE, ConfigError, DataError, Episode, RobotSpec
 
+logger = logging.getLogger(__name__)
+
 STATE_FLOOR = 0.01  # least deviation of a state dimension
 ACTION_FLOOR = 0.02  # least scale of an action dimension: one that never moves must not explode
 _ROUNDING = 1e-5  # of float32: an action at a limit is encoded as 1 or a little more
 _EPSILON = 1e-6  # openpi's, added to every deviation and range
+_HUGE = 1000  # an encoded number from which on statistics are of a constant dimension
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # compared by `digest`; arrays have no single truth value
@@ -218,6 +222,10 @@ def _as_openpi(config: NormaliserConfig, spec: RobotSpec, horizon: int) -> Norma
     if config.state:
         mean, std = _openpi_scale(config, _vector(config, "state", spec.state_dim, spec))
     centre, scale = _openpi_scale(config, _vector(config, "actions", spec.action_dim, spec))
+    units = UNITS[config.robot]
+    _warn_of_constant(config, "state", mean, std, units.state(np.zeros(spec.state_dim)), mean + STATE_FLOOR)
+    limits = (units.action(np.array(limit)) for limit in (spec.action_low, spec.action_high))
+    _warn_of_constant(config, "actions", centre, scale, *limits)
     centres, scales = (np.tile(each, (horizon, 1)) for each in (centre, scale))
     return Normaliser(config.actions, mean, std, centres, scales, joint, config.robot)
 
@@ -233,6 +241,21 @@ def _openpi_scale(config: NormaliserConfig, stats: NormStats) -> tuple[np.ndarra
         )
     half = (stats.q99 - stats.q01 + _EPSILON) / 2
     return stats.q01 + half, half
+
+
+def _warn_of_constant(
+    config: NormaliserConfig, name: str, centre: np.ndarray, scale: np.ndarray, *values: np.ndarray
+) -> None:
+    """Warn of dimensions in which one of `values`, each float[D] in the model's units, is encoded as a huge number."""
+    encoded = (np.stack(values) - centre) / scale
+    largest = encoded[np.abs(encoded).argmax(0), np.arange(len(centre))]
+    if (huge := np.flatnonzero(np.abs(largest) > _HUGE)).size:
+        width = "std" if config.scaling == "z_score" else "q99 - q01"
+        listed = ", ".join(f"{name}[{j}] reaches {largest[j]:,.0f} when encoded" for j in huge)
+        logger.warning(
+            f"{config.norm_stats}: {width} near 0: {listed}. Widen it in the file, or write the file again from "
+            "demonstrations that move these dimensions (`serl-chunk data stats`)"
+        )
 
 
 def _other_horizon(path: str, note: dict[str, Any], horizon: int) -> ConfigError:

@@ -252,6 +252,26 @@ def test_both_scalings_are_openpis(scaling, number):
     same(fitted(FOLDER, scaling=scaling, state=False).observe(x), x.astype(np.float32), atol=0)
 
 
+@pytest.mark.parametrize(
+    ("scaling", "change", "named"),
+    [  # of dimension 4, in the file
+        ("z_score", {}, ()),
+        ("quantiles", {}, ()),
+        ("z_score", {"std": 0.0}, ("std near 0", "state[4]", "-318,933", "actions[4]", "data stats")),
+        ("quantiles", {"q01": 1.568643, "q99": 1.569622}, ("q99 - q01", "state[4]", "-3,202", "actions[4]")),
+        ("z_score", {"q01": 1.568643, "q99": 1.569622}, ()),
+    ],
+)
+def test_statistics_of_a_constant_dimension_are_warned_of(tmp_path, caplog, scaling, change, named):
+    stats = {name: np.array(value) for name, value in STATS._asdict().items()}
+    for name, value in change.items():
+        stats[name][4] = value
+    fitted(written(tmp_path, NormStats(**stats)), scaling=scaling)
+    logged = " ".join(record.getMessage() for record in caplog.records)
+    assert all(text in logged for text in named)
+    assert len(caplog.records) == (2 if named else 0)
+
+
 @pytest.mark.parametrize(("robot", "number"), [("none", 0), ("aloha", 1)])
 def test_an_aloha_with_and_without_the_models_units(tmp_path, robot, number):
     file, (state, actions) = written(tmp_path, UNSCALED), (ARRAYS[f"aloha/in/{name}"] for name in ("state", "actions"))
