@@ -68,6 +68,7 @@ COMMANDS = {
         "check_policy",
         settings=True,
     ),
+    "memory": Command("the memory that a learner will need on its devices and in its host", "memory", settings=True),
     "presets": Command("list the algorithms that --preset names", "experiments"),
     "report": Command("write the report of a run", "runs"),
     "rollback": Command("let a run go on from an earlier policy version", "runs"),
