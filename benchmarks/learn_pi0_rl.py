@@ -88,7 +88,7 @@ def serl_chunk(*words: str) -> None:
     subprocess.run([sys.executable, "-m", "serl_chunk", *words], check=True)
 
 
-def probe(file: Path, episodes: int = 80, every: int = 4) -> float:
+def probe(file: Path, episodes: int = 400, every: int = 4) -> float:
     """Return R^2 of the cube's x and y by ridge regression from the critic's features, on a fourth of the episodes.
 
     It is fitted to the others.
@@ -136,11 +136,11 @@ def train(name: str, seed: int, file: Path, demos: Path, out: Path, given: list[
     words = ["--exp_name", RL, "--debug", "--launched_with_learner", "--demo_path", str(demos),
              *(f"--config.{path}={value}" for path, value in pairs)]  # fmt: skip
     keep_plan(run.with_name(f"{run.name}.plan"), words, run)
-    trained = Trained(configured(load_experiment(RL), pairs), run)
-    if (trained.store.newest() or 0) < config.learner.max_steps and run_both(
-        [*words, "--checkpoint_path", str(run)], pin=False, ip="127.0.0.1", program=PROGRAM
-    ):
-        raise SystemExit(f"{run} failed; run the same command again to go on")
+    trained, ended = Trained(configured(load_experiment(RL), pairs), run), run.with_name(f"{run.name}.ended")
+    if not ended.exists():
+        if run_both([*words, "--checkpoint_path", str(run)], pin=False, ip="127.0.0.1", program=PROGRAM):
+            raise SystemExit(f"{run} failed; run the same command again to go on")
+        ended.touch()  # after fewer updates than `max_steps`, where steps came before the first one
     return trained
 
 
@@ -174,7 +174,7 @@ def main() -> None:
         for name in names:
             trained = train(name, seed, file, demos, args.out, args.overrides)
             walls = {row["step"]: row["wall"] for row in read_metrics(trained.run)["train"]}
-            last, points = trained.config.learner.max_steps, []
+            last, points = trained.steps[-1], []
             start = successes(trained, trained.steps[0], args.episodes, "clone", **_ONE)
             drawn = successes(trained, last, args.episodes, "random", **_ONE)
             for step in trained.steps:
