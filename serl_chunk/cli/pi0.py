@@ -116,13 +116,12 @@ def export_command(flags: argparse.Namespace) -> int:
     """Write the parameters of a run's checkpoint, those of the base included, as openpi's."""
     quiet_libraries()
     from serl_chunk.agents.registry import make_agent
-    from serl_chunk.data.normalise.chunk_statistics import read_norm_stats
     from serl_chunk.data.preprocess import fit_preprocess
     from serl_chunk.models.pi0.tree import Partition, folded, without_lora
     from serl_chunk.runs.checkpoints import CheckpointStore
     from serl_chunk.runs.evaluations import wanted_policy
     from serl_chunk.runs.folder import read_config
-    from serl_chunk.runs.openpi_checkpoints import export
+    from serl_chunk.runs.openpi_checkpoints import export, norm_stats_of
 
     config, run = load_flags(flags), Path(flags.run_folder)
     model = _of(config)
@@ -140,15 +139,10 @@ def export_command(flags: argparse.Namespace) -> int:
     changed: list[str] = []
     if flags.merge_lora:
         model, (whole, changed) = without_lora(model), folded(model, whole)
-    stats, file = None, Path(config.normaliser.norm_stats)
-    if config.normaliser.actions == "openpi":
+    if stats := norm_stats_of(config.normaliser, flags.asset_id or ""):
         require(fit_preprocess(config, spec, []).digest() == stored.meta["normaliser_digest"], "normaliser.norm_stats",
-            f"{file} has other statistics than step {stored.step} was trained with. Give the run's")  # fmt: skip
-        vectors, _ = read_norm_stats(file)
-        asset = flags.asset_id or file.absolute().parent.name
-        plain = lambda value: None if value is None else value.tolist()  # noqa: E731
-        of = {name: {n: plain(v) for n, v in vector._asdict().items()} for name, vector in vectors.items()}
-        stats = {asset: of}
+            f"{config.normaliser.norm_stats} has other statistics than step {stored.step} was trained with. Give the "
+            "run's")  # fmt: skip
     export(flags.folder, model, whole, {}, stats)
     print(f"{flags.folder}: step {stored.step} of {run}, statistics {', '.join(stats or ['none'])}")
     if changed:

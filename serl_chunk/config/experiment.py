@@ -249,6 +249,14 @@ class LearnerConfig(Group, path="learner."):
         5_000, "updates between checkpoints; 0: only the last", unit="updates", least=0, requires=_PHASES
     )
     keep_checkpoints: int = setting(20, "checkpoints that are kept", least=1)
+    export_period: int = setting(
+        0,
+        "updates between exports of pi0 as openpi's checkpoints, in the run's exports/<step>; 0: none",
+        unit="updates",
+        least=0,
+        requires=(_PHASES, needs("agent.policy", "pi0")),
+        off=0,
+    )
     log_period: int = setting(100, "critic updates between metric rows", unit="updates", least=1)
 
     def _check(self) -> None:

@@ -7,6 +7,7 @@ import dataclasses
 import errno
 import logging
 import os
+import shutil
 import threading
 import time
 from collections import deque
@@ -24,7 +25,7 @@ from serl_chunk.agents.spec import agent_spec
 from serl_chunk.agents.state import AgentState, Metrics, Params
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.preprocess import Preprocess
-from serl_chunk.io import fsync_path, plural
+from serl_chunk.io import fsync_path, os_reason, plural
 from serl_chunk.learner.offline_data import InitialData, precompute_features
 from serl_chunk.learner.schedule import BY_LEARNER, Check, Evaluate, Evaluations, TrainingProgress
 from serl_chunk.learner.service import Received, RecordRouter
@@ -41,6 +42,7 @@ logger = logging.getLogger(__name__)
 
 Publish = Callable[[Snapshot, dict[str, Any]], None]
 VERSION_DIGITS = 12
+EXPORTS = "exports"  # in a run folder
 
 
 class SnapshotPublisher:
@@ -358,6 +360,27 @@ class Learner:
             self.checkpoints.save_timed(*content)
         else:
             self.checkpoints.save(*content)
+
+    def export(self) -> None:
+        """Write pi0, as it acts now, as openpi's checkpoint in bfloat16; one that is there already stays."""
+        from serl_chunk.runs.openpi_checkpoints import export, norm_stats_of  # slow to import, and few runs need it
+
+        folder, model = self.metrics.run_dir / EXPORTS / str(self.updates), self.config.agent.as_pi0
+        if model is None or folder.exists():
+            return
+        trees = self._published().get("policy", {}), self.base
+        trained, base = (jax.tree.map(lambda x: x.astype(jnp.bfloat16), tree.get("pi0", {})) for tree in trees)
+        partial = folder.with_name(f"{folder.name}.partial")
+        with self.stats.aside():
+            self.tick()
+            try:
+                shutil.rmtree(partial, ignore_errors=True)
+                export(partial, model, trained, base, norm_stats_of(self.config.normaliser))
+                partial.rename(folder)
+            except OSError as error:  # training is worth more
+                logger.warning(f"{folder}: could not be exported ({os_reason(error)}); the next period tries again")
+            else:
+                logger.info(f"{folder}: pi0 for openpi, in bfloat16")
 
     @property
     def writes_checkpoint(self) -> bool:

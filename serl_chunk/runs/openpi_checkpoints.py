@@ -22,6 +22,8 @@ import orbax.checkpoint as ocp
 import tensorstore
 
 from serl_chunk.config.agents.pi0 import Pi0Config
+from serl_chunk.config.experiment import NormaliserConfig
+from serl_chunk.data.normalise.chunk_statistics import read_norm_stats
 from serl_chunk.io import os_reason
 from serl_chunk.models.pi0.tree import GROUPS, LORA_A, LORA_B, Leaf, Partition, flat, initial_leaf, leaves, nested
 from serl_chunk.runs.pytorch_checkpoints import TENSOR_GROUPS, assembled, stored_tensors, tensors_of
@@ -251,6 +253,20 @@ def _members(file: Path) -> Iterator[tuple[str, Stored]]:
         names = archive.zip.namelist()
     for name in names:
         yield f"PaliGemma/{name.removeprefix('params/').removesuffix('.npy')}", _Member(file, name)
+
+
+def norm_stats_of(config: NormaliserConfig, asset_id: str = "") -> dict[str, dict[str, Any]] | None:
+    """Return what `export` writes of a normaliser: statistics by an asset's id, by default the name of their folder.
+
+    None where its transforms are not openpi's.
+    """
+    if config.actions != "openpi":
+        return None
+    file = Path(config.norm_stats)
+    vectors, _ = read_norm_stats(file)
+    plain = lambda value: None if value is None else value.tolist()  # noqa: E731
+    of = {name: {n: plain(v) for n, v in vector._asdict().items()} for name, vector in vectors.items()}
+    return {asset_id or file.absolute().parent.name: of}
 
 
 def export(

@@ -157,6 +157,8 @@ class PhaseTrainer(PretrainingTrainer):
     def _checkpoint_if_due(self) -> None:
         if (period := self._config.checkpoint_period) and self._crossed(period):
             self._learner.checkpoint()
+        if (period := self._config.export_period) and self._crossed(period):
+            self._learner.export()
 
     def _warm_up(self) -> bool:
         c, learner, over = self._config, self._learner, self.schedule.steps_over
