@@ -88,12 +88,14 @@ def serl_chunk(*words: str) -> None:
     subprocess.run([sys.executable, "-m", "serl_chunk", *words], check=True)
 
 
-def probe(file: Path, episodes: int = 400, every: int = 4) -> float:
+def probe(file: Path, given: list[tuple[str, str]], episodes: int = 400, every: int = 4) -> float:
     """Return R^2 of the cube's x and y by ridge regression from the critic's features, on a fourth of the episodes.
 
     It is fitted to the others.
     """
-    config = configured(load_experiment(RL), [("agent.pi0.weights", str(file))])
+    config = configured(
+        load_experiment(RL), [*given, ("agent.pi0.weights", str(file)), ("agent.critic_sees", "features")]
+    )
     env = FakeAlohaEnv(config.robot)
     agent, expert, prompts = make_agent(config, env.robot_spec), env.make_expert(), make_prompts(config, 14)
     embed = agent.embedder(agent.source_base)
@@ -169,7 +171,7 @@ def main() -> None:
         p.error(f"--rules: {', '.join(unknown)} is none of {', '.join(RULES)}")
     for seed in args.seeds:
         file, demos = clone(seed, args.out)
-        explained = probe(file)
+        explained = probe(file, args.overrides)
         print(f"seed {seed}: R^2 {explained:.3f} of the cube's place from the features", flush=True)
         for name in names:
             trained = train(name, seed, file, demos, args.out, args.overrides)
