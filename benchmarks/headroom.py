@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 from support.cli_args import add_settings, make_parser, settings, write_figures
 from support.learning import Trained
@@ -53,14 +54,17 @@ def main() -> None:
     config = configured(load_experiment(recorded["name"]), given, preset=recorded["preset"] or None)
     if not isinstance(config.agent, AcfqlConfig):
         p.error(f"{args.run}: its agent is {config.agent.kind}; the candidates are those of acfql")
-    kinds = {"one sample": {"candidates": 1, "edit_scale": 0.0}, "samples": {"edit_scale": 0.0}}
+    kinds: dict[str, dict[str, Any]] = {
+        "one sample": {"candidates": 1, "edit_scale": 0.0},
+        "samples": {"edit_scale": 0.0},
+    }
     kinds |= {f"edits of {text}": {"edit_scale": float(text)} for text in args.edits.split(",")}
     found = {}
     for name, changes in kinds.items():
-        agent = dataclasses.replace(config.agent, **{"candidates": args.candidates, **changes})
+        agent = dataclasses.replace(config.agent, **{"candidates": args.candidates, "improve_by": "none", **changes})
         trained = Trained(dataclasses.replace(config, agent=agent), args.run)
         of_policy = trained.steps[0] if args.policy is None else args.policy
-        policy = mixed(trained, of_policy, args.critic or trained.steps[-1])
+        policy = mixed(trained, of_policy, trained.steps[-1] if args.critic is None else args.critic)
         envs = [make_env(config.robot) for _ in range(AT_ONCE)]
         result = evaluate(
             envs[0], policy, trained.config, n=args.episodes, seed_base=VALIDATION_SEED_BASE, others=envs[1:]

@@ -45,7 +45,7 @@ STARTS = 600_000  # of evaluations; nothing was tuned on them
 PROBED = 700_000
 STEPS, CHECKPOINTS = 20_000, 5  # of the robot; checkpoints that are evaluated
 AT_ONCE = 16  # episodes of an evaluation
-_ONE = {"candidates": 1, "edit_scale": 0.0}
+_ONE = {"candidates": 1, "edit_scale": 0.0, "improve_by": "none"}
 
 # Name -> settings of its training. All others are those of the experiment.
 RULES: dict[str, dict[str, str]] = {

@@ -351,7 +351,8 @@ class Agent(abc.ABC):
         if recorded and recorded != self.base_digest:
             raise ConfigError(
                 f"{self.source or 'no file'} has other weights (digest {self.base_digest or 'none'}) than this run's "
-                f"base (digest {recorded}). Give the file that the run began with",
+                f"base (digest {recorded}). Give the file that the run began with, and let the same parameters be "
+                "trained",
                 parameter=self.with_base.source_setting,
             )
 

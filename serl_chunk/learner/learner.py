@@ -25,7 +25,7 @@ from serl_chunk.agents.spec import agent_spec
 from serl_chunk.agents.state import AgentState, Metrics, Params
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.preprocess import Preprocess
-from serl_chunk.io import fsync_path, os_reason, plural
+from serl_chunk.io import fsync_path, plural
 from serl_chunk.learner.offline_data import InitialData, precompute_features
 from serl_chunk.learner.schedule import BY_LEARNER, Check, Evaluate, Evaluations, TrainingProgress
 from serl_chunk.learner.service import Received, RecordRouter
@@ -377,8 +377,10 @@ class Learner:
                 shutil.rmtree(partial, ignore_errors=True)
                 export(partial, model, trained, base, norm_stats_of(self.config.normaliser))
                 partial.rename(folder)
-            except OSError as error:  # training is worth more
-                logger.warning(f"{folder}: could not be exported ({os_reason(error)}); the next period tries again")
+            except Exception as error:  # of many kinds where a disk is full; training is worth more
+                shutil.rmtree(partial, ignore_errors=True)
+                why = f"{type(error).__name__}: {error}"
+                logger.warning(f"{folder}: could not be exported ({why}); the next period tries again")
             else:
                 logger.info(f"{folder}: pi0 for openpi, in bfloat16")
 

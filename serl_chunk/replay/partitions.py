@@ -123,8 +123,8 @@ class Partitions:
         self.view_online, self.view_demo, self.view_all = (IndexSet(rows) for _ in range(3))
         # Of demonstrations: windows of successful ones, and of all others; kept only where they are balanced.
         self._balanced = [] if r.positive_fraction is None else [IndexSet(rows), IndexSet(rows)]
-        # Of the halves' windows, those of which something is imitated; kept only where batches hold these alone.
-        self.imitated = [IndexSet(rows), IndexSet(rows)] if config.agent.imitated_batches else []
+        # Of the views demo, online and all, the windows of which something is imitated, where batches hold these alone.
+        self.imitated = [IndexSet(rows) for _ in range(3)] if config.agent.imitated_batches else []
         self.windows_online: Windows = self.view_online
         self.windows_demo: Windows = self.view_demo
         self.windows_all: Windows = self.view_all
@@ -171,9 +171,11 @@ class Partitions:
             return False
         self.make_room(self.human, episode, len(episode.rows), frames)
         steps = episode.rows[: episode.length]
-        for view in (self.view_online, *self.imitated[1:]):
+        others = steps[self.storage.steps.source[steps] != Source.HUMAN]
+        for view in (self.view_online, *self.imitated[1:2]):
             view.discard(steps)
-        self.view_all.discard(steps[self.storage.steps.source[steps] != Source.HUMAN])
+        for view in (self.view_all, *self.imitated[2:]):
+            view.discard(others)
         self.online.pop(episode)
         self.human.put(episode)
         return True
@@ -241,7 +243,7 @@ class Partitions:
         sums = np.concatenate([[0], np.cumsum(self.storage.steps.bc_weight[rows] > 0)])
         ends = np.minimum(np.arange(len(rows)) + horizon, len(rows))
         something = sums[ends] > sums[:-1]
-        for imitated, view in zip(self.imitated, (self.view_demo, self.view_online), strict=False):
+        for imitated, view in zip(self.imitated, (self.view_demo, self.view_online, self.view_all), strict=True):
             imitated.add(rows[something & view.contains(rows)])
 
     def check_demos(self, episodes: Sequence[Episode], *, files: bool = True) -> None:

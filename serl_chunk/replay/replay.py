@@ -205,15 +205,16 @@ class Replay:
     ) -> np.ndarray:
         """Storage rows int64[updates, batch_size] of windows' starts, or [..., L] of all their steps."""
         held, share = self._partitions, self._config.replay.demo_fraction
-        demo, online = held.windows_demo, held.windows_online
-        if imitated and any(map(len, held.imitated)):
-            demo, online = held.imitated
-            half = half if half is None or len(demo if half == "demo" else online) else None
+        demo, online, every = held.windows_demo, held.windows_online, held.windows_all
+        if imitated and held.imitated and len(held.imitated[{"demo": 0, "online": 1, None: 2}[half]]):
+            kept, (demo, online, every) = (demo, online), held.imitated
+            if not isinstance(share, str) and len(demo) and len(online):  # as often as without the others
+                weights = [
+                    s * len(i) / len(k) for s, i, k in zip((share, 1 - share), (demo, online), kept, strict=True)
+                ]
+                share = float(rng.binomial(batch_size, weights[0] / sum(weights))) / batch_size
         if half is None and isinstance(share, str):  # "uniform"
-            parts = [(held.windows_all, batch_size)]
-            if demo is not held.windows_demo:  # in proportion
-                n = int(rng.binomial(batch_size, len(demo) / (len(demo) + len(online))))
-                parts = [(demo, n), (online, batch_size - n)]
+            parts = [(every, batch_size)]
         else:
             if half is None and not isinstance(share, str) and len(demo) and len(online):
                 n = int(share * batch_size + 0.5)

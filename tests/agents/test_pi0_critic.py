@@ -54,10 +54,14 @@ def test_each_loss_changes_its_own_network_by_its_own_batch(trainable):
     assert (int(after.critic_updates), int(after.policy_updates)) == (2, trainable == "expert")
 
 
-@pytest.mark.parametrize("trainable", ["expert", "lora"])
+@pytest.mark.parametrize("trainable", ["expert", "lora", "lora_expert"])
 def test_stored_features_are_those_that_a_decision_computes_of_the_imported_leaves(trainable):
-    agent = acting(trainable=trainable, **(lora() if trainable == "lora" else {}))
-    state, base = started(agent), agent.new_base(jax.random.key(0))
+    """Also with LoRA of the first expert among what is not trained."""
+    agent = acting(trainable=trainable, **(lora() if "lora" in trainable else {}))
+    state = started(agent)
+    base = jax.tree.map(
+        lambda x: x + 0.1 * jax.random.normal(jax.random.key(1), x.shape), agent.new_base(jax.random.key(0))
+    )
     seen = {name: np.asarray(value) for name, value in shown(agent).observations.items()}
     assert set(agent.cached_features()[POLICY_FEATURES].reads) == {*IMAGES, PROMPT, PROMPT_MASK}
     stored = agent.embedder(base)({name: seen[name] for name in (*IMAGES, PROMPT, PROMPT_MASK)})[POLICY_FEATURES]

@@ -30,11 +30,15 @@ class Drawn:
 def test_chunks_are_chosen_once_for_several_batches_which_mix_the_newest_ones():
     replay, keys = Drawn(), []
 
-    def relabel(state, base, batch, key):
-        keys.append(jax.random.key_data(key).tolist())
-        return np.full(batch.actions.shape, batch.observations["state"][0, 0]), {"relabel/q_best": len(keys)}
+    class Chooses:
+        def relabel(self, state, base, batch, key):
+            keys.append(jax.random.key_data(key).tolist())
+            return np.full(batch.actions.shape, batch.observations["state"][0, 0]), {"relabel/q_best": len(keys)}
 
-    batches = Relabelled(replay, relabel, 8, seed=3, prefetch=0)
+        def policy_part(self, batch):  # of a critic that scores more
+            return batch._replace(**{name: getattr(batch, name)[:, :2] for name in ("actions", "valid", "bc_weight")})
+
+    batches = Relabelled(replay, Chooses(), 8, seed=3, prefetch=0)
     calls = SERVED * (HELD + 4)
     for update in range(calls):
         batch, metrics = batches.next(None, {}, update)
@@ -43,11 +47,12 @@ def test_chunks_are_chosen_once_for_several_batches_which_mix_the_newest_ones():
         number = batch.observations["state"][0, :, 0]
         np.testing.assert_array_equal(batch.actions, np.broadcast_to(number[None, :, None, None], batch.actions.shape))
         np.testing.assert_array_equal(batch.bc_weight, batch.valid)
+        assert batch.valid.shape == (1, 8, 2)
         assert set(number.tolist()) <= set(range(max(1, newest - HELD + 1), newest + 1))
     assert (replay.count, len({str(key) for key in keys})) == (calls // SERVED, calls // SERVED)
     assert len(set(number.tolist())) > 1
-    again = Relabelled(Drawn(), relabel, 8, seed=3, prefetch=0)
+    again = Relabelled(Drawn(), Chooses(), 8, seed=3, prefetch=0)
     same = [again.next(None, {}, update)[0] for update in range(2)]
-    first = Relabelled(Drawn(), relabel, 8, seed=3, prefetch=0).next(None, {}, 1)[0]
+    first = Relabelled(Drawn(), Chooses(), 8, seed=3, prefetch=0).next(None, {}, 1)[0]
     assert not np.array_equal(same[0].observations["images/top"], same[1].observations["images/top"])
     np.testing.assert_array_equal(first.observations["images/top"], same[1].observations["images/top"])

@@ -235,11 +235,25 @@ def test_batches_of_dear_rows_hold_every_window_of_which_something_is_imitated_a
             int(row) for row, at in zip(rows, np.transpose(steps), strict=True) if (weight[at] * live[at] > 0).any()
         }
 
-    wanted = [of(held.view_demo), of(held.view_online)]
+    wanted = [of(held.view_demo), of(held.view_online), of(held.view_all)]
     assert [set(view._members[: len(view)].tolist()) for view in held.imitated] == wanted
-    if any(map(len, wanted)):
-        batch = replay.sample(rng, 32, 3, half="online" if wanted[1] else None, imitated=True)
-        assert (batch.bc_weight.max(axis=-1) > 0).all()
+    for half in (None, *(h for h, found in (("demo", wanted[0]), ("online", wanted[1])) if found)):
+        if wanted[2]:
+            assert (replay.sample(rng, 32, 3, half=half, imitated=True).bc_weight.max(axis=-1) > 0).all()
+
+
+@pytest.mark.parametrize("fraction", [0.5, "uniform"])
+def test_a_few_corrections_have_the_share_that_they_have_among_all_windows(fraction):
+    replay = build(dataclasses.replace(config(4, 4, demo_fraction=fraction), agent=Dear()), bc_on="demo+interventions")
+    replay.add_demo(*(coded(1000 + k, demonstration=True).episode() for k in range(10)))
+    feed(replay, [helped(0, shared={}), *(coded(k) for k in range(1, 20))], RNG(0))
+
+    def share(**how):
+        batch = [replay.sample(RNG(k), 64, **how) for k in range(60)]
+        number = np.concatenate([b.observations["state"][:, 0] * 2 + 8 for b in batch])
+        return (number[np.concatenate([b.bc_weight.max(-1) for b in batch]) > 0] < 1000).mean()
+
+    assert share(imitated=True) == pytest.approx(share(), abs=0.03)
 
 
 def adjacent(horizon=4, critic_horizon=None, return_steps=None, **kw):

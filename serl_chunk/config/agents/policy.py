@@ -15,7 +15,7 @@ from serl_chunk.config.fields import acting, as_text, needs, require, setting, s
 _BY_FLOW = needs("agent.policy", "flow", note="the layers of a Gaussian are agent.hidden")
 TrainDelay = Literal["none", "recorded", "sampled"]
 OF_PI0 = needs("agent.policy", "pi0")
-_OF_CRITIC = ("kind", "features", "pooling", "latent", "share_cameras", "state_latent", "weights")  # that sees pixels
+_OF_PIXELS = ("kind", "features", "pooling", "latent", "share_cameras", "weights")  # as a critic sees them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,8 +66,8 @@ class PolicyConfig(AgentConfig):
             "agent.pi0.trainable to expert or lora_expert, or agent.critic_sees to pixels or state.")
         require(self.use_state, "agent.use_state",
             "must be True with agent.policy=pi0, which reads the state. Leave it out.")
-        of_critic = _OF_CRITIC if self.has_critic and self.seen_by_critic == "pixels" else ()
-        read = ("frame_size", "shift", *of_critic)
+        of_pixels = _OF_PIXELS if self.seen_by_critic == "pixels" else ()
+        read = ("frame_size", "shift", *(("state_latent", *of_pixels) if self.has_critic else ()))
         for name in (field.name for field in dataclasses.fields(EncoderConfig) if field.name not in read):
             value, usual = getattr(self.encoder, name), getattr(EncoderConfig(), name)
             require(value == usual, f"agent.encoder.{name}",
@@ -107,4 +107,6 @@ class PolicyConfig(AgentConfig):
     def policy_segments(self) -> tuple[int, int]:
         if self.seen_by_critic != "features":
             return 0, 0
-        return len(self.image_keys) * self.pi0.feature_grid**2 + self.language.reads, self.pi0.vlm.width
+        # Published ones show absent cameras too.
+        cameras = len(self.pi0.cameras) if self.pi0.published and self.image_keys else len(self.image_keys)
+        return cameras * self.pi0.feature_grid**2 + self.language.reads, self.pi0.vlm.width

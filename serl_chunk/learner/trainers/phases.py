@@ -42,9 +42,7 @@ class PhaseTrainer(PretrainingTrainer):
         self._relabelled: Relabelled | None = None
         if isinstance(self._agent, Acfql) and learner.config.agent.relabels:
             prefetch = learner.config.replay.prefetch if threaded else 0
-            self._relabelled = Relabelled(
-                learner.replay, self._agent.relabel, size, learner.config.seed, prefetch=prefetch
-            )
+            self._relabelled = Relabelled(learner.replay, self._agent, size, learner.config.seed, prefetch=prefetch)
         self.phases = phases_of(self._config, has_critic=self._agent.has_critic)
         self._was_pretrained = True  # where a previous process stopped
         self._offline_updates: int | None = None  # those of the offline phase; None: all, it is not over
@@ -72,6 +70,11 @@ class PhaseTrainer(PretrainingTrainer):
     @property
     def counts_steps(self) -> bool:
         return self.phase in (Phase.OFFLINE, Phase.TRAIN, Phase.DONE)
+
+    def close(self) -> None:
+        if self._relabelled is not None:
+            self._relabelled.close()
+        super().close()
 
     def steps_allowed(self) -> int | None:
         return self.schedule.steps_allowed(self.phase)
@@ -141,8 +144,13 @@ class PhaseTrainer(PretrainingTrainer):
 
     def _update(self) -> None:
         learner, n = self._learner, self._config.cta_ratio
-        batches, chosen = self._next_batches(self._agent.wants(), n), Metrics()
-        if self._relabelled is not None:
+        wants, chosen = self._agent.wants(), Metrics()
+        # A critic that does not choose yet is no teacher either.
+        relabels = self._relabelled is not None and not self.pretrained
+        if self._relabelled is not None and not relabels:
+            wants["policy"] = self._agent.batch_spec("policy")
+        batches = self._next_batches(wants, n)
+        if self._relabelled is not None and relabels:
             batches["policy"], chosen = self._relabelled.next(learner.state, learner.base, learner.updates)
         with learner.stats.first_call("updates"):
             learner.state, metrics = self._agent.update(learner.state, learner.base, batches)

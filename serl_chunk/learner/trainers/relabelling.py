@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 import jax
 import numpy as np
@@ -14,21 +14,29 @@ from serl_chunk.types import PROMPT, PROMPT_MASK, ChunkBatch
 SERVED = 8  # batches that a chunk is in on average, each with new draws: choosing one costs as much as many updates
 HELD = 16  # batches of windows that are drawn from
 
-Relabel = Callable[[AgentState, Params, ChunkBatch, jax.Array], tuple[jax.Array, Metrics]]
+
+class Relabels(Protocol):
+    """What this asks of an agent."""
+
+    def relabel(self, state: AgentState, base: Params, batch: ChunkBatch, key: jax.Array) -> tuple[jax.Array, Metrics]:
+        """The best chunks float32[B, H, A] at a batch's observations."""
+
+    def policy_part(self, batch: ChunkBatch) -> ChunkBatch: ...
 
 
 class Relabelled:
     """Batches for the policy's imitation. For one thread; what is held is lost with the process, and made anew.
 
     Args:
-        relabel: the best chunks float32[B, H, A] at a batch's observations, by a state, a base and a key.
+        agent: chooses the chunks.
         size: windows of a batch.
         seed: a call's draws are a function of it and of the number of updates.
     """
 
-    def __init__(self, replay: Replay, relabel: Relabel, size: int, seed: int, *, prefetch: int) -> None:
-        self._relabel, self._size, self._seed = relabel, size, seed
-        self._loader = BatchLoader(replay, np.random.default_rng([seed, 1]), prefetch=min(prefetch, 1))
+    def __init__(self, replay: Replay, agent: Relabels, size: int, seed: int, *, prefetch: int) -> None:
+        self._agent, self._size, self._seed = agent, size, seed
+        self._replay, self._prefetch = replay, min(prefetch, 1)
+        self._loader: BatchLoader | None = None
         self._held: list[ChunkBatch] = []  # on the host
         self._metrics: Metrics = {}
         self._calls = 0
@@ -36,10 +44,13 @@ class Relabelled:
     def next(self, state: AgentState, base: Params, updates: int) -> tuple[ChunkBatch, Metrics]:
         """Return a batch with arrays [1, size, ...], and what was found when chunks were last chosen."""
         if self._calls % SERVED == 0:
+            if self._loader is None:  # a resumed run draws other windows than it did before
+                rng = np.random.default_rng([self._seed, 1, updates])
+                self._loader = BatchLoader(self._replay, rng, prefetch=self._prefetch)
             drawn = self._loader.next(Request("relabelled", 1, self._size, next_observations=False, frames=True))
-            batch = jax.tree.map(lambda x: x[0], drawn["relabelled"])
+            batch = self._agent.policy_part(jax.tree.map(lambda x: x[0], drawn["relabelled"]))
             key = jax.random.fold_in(jax.random.key(self._seed), updates)
-            chunks, self._metrics = self._relabel(state, base, batch, key)
+            chunks, self._metrics = self._agent.relabel(state, base, batch, key)
             # The critic knows no action beyond an episode's end, where windows repeat the last one.
             batch = batch._replace(actions=np.asarray(chunks), bc_weight=batch.valid, bc_dims=None)
             self._held = [batch, *self._held[: HELD - 1]]
@@ -52,7 +63,10 @@ class Relabelled:
         return jax.tree.map(lambda x: x[None], drawn), self._metrics
 
     def close(self) -> None:
-        self._loader.close()
+        """Drop what was prepared; `next` begins anew."""
+        if self._loader is not None:
+            self._loader.close()
+        self._loader, self._held, self._calls = None, [], 0
 
 
 def _with_slots(batch: ChunkBatch, slots: int) -> ChunkBatch:
