@@ -70,6 +70,7 @@ def _ways(config: ExperimentConfig) -> Iterator[tuple[str, ExperimentConfig]]:
         if trainable != agent.pi0.trainable:
             try:
                 changed = dataclasses.replace(agent, pi0=dataclasses.replace(agent.pi0, trainable=trainable))
+                other = dataclasses.replace(config, agent=changed)
             except ConfigError:  # it has no LoRA, or nothing would be trained
                 continue
-            yield trainable, dataclasses.replace(config, agent=changed)
+            yield trainable, other

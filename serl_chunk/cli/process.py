@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -96,13 +96,16 @@ def load_flags(flags: argparse.Namespace) -> ExperimentConfig:
 
 
 def check_many(
-    config: ExperimentConfig, spec: RobotSpec, n_envs: int, *, page: bool = False, served: bool = False
-) -> None:
+    config: ExperimentConfig, spec: RobotSpec, n_envs: int,
+    *, page: bool = False, served: bool = False, cameras: Iterable[str] = (), episodes: int = 1,
+) -> None:  # fmt: skip
     """Raise ConfigError where no `n_envs` environments can run at once in this process.
 
     Args:
         page: one is to show them.
         served: a policy server may decide, of which each has a client.
+        cameras: that are recorded in addition to the agent's.
+        episodes: of each environment, whose records are held back.
     """
     require(n_envs >= 1, "n_envs", f"must be at least 1, got {n_envs}")
     if n_envs == 1:
@@ -119,7 +122,7 @@ def check_many(
         (page, "are no one robot that --viewer could show. Remove it"),
     ):  # fmt: skip
         require(not wrong, "n_envs", f"{many} {what}")
-    needed, left = n_envs * largest_episode_bytes(spec, config), available_bytes()
+    needed, left = episodes * n_envs * largest_episode_bytes(spec, config, cameras), available_bytes()
     require(left is None or needed <= left, "n_envs",
         f"{many} hold back up to {format_bytes(needed)} of records, and {format_bytes(left or 0)} of memory are left. "
         "Give a smaller number")  # fmt: skip

@@ -31,6 +31,7 @@ from serl_chunk.io import plural
 from serl_chunk.logs import add_log_flags, quiet_libraries
 from serl_chunk.outcomes.judge import OPERATOR
 from serl_chunk.outcomes.robot import observing, spec_of
+from serl_chunk.recording.ahead import AHEAD
 from serl_chunk.recording.recording import Recording, RecordingTotals, check_source, open_human
 from serl_chunk.recording.stream import DemonstrationStream
 from serl_chunk.robots.base import Expert, InterventionSource, RobotEnv
@@ -126,15 +127,15 @@ def run_record(
     folder = Path(out).expanduser()
     spec = spec_of(config)
     served = policy == "server"
-    require(n_envs == 1 or served, "n_envs",
+    require(n_envs <= 1 or served, "n_envs",
         f"robots at once wait for a policy server together, and --policy={policy} waits for none (got {n_envs}, "
         "expected 1). Leave it out")  # fmt: skip
-    check_many(config, spec, n_envs, page=viewer is not None, served=served)
     if served:
         cameras = tuple(dict.fromkeys((*cameras, *sent_cameras(config, spec))))
         config = dataclasses.replace(config, actor=dataclasses.replace(config.actor, frames="every_tick"))
     for name in cameras:
         spec.camera(name)
+    check_many(config, spec, n_envs, page=viewer is not None, served=served, cameras=cameras, episodes=AHEAD)
     seed, there = held(folder, spec.name, cameras)
     if stream is not None:
         stream.start(folder)

@@ -6,6 +6,7 @@ and that of the replay is `replay.memory`'s.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -73,10 +74,13 @@ class LearnerMemory(NamedTuple):
 def learner_memory(config: ExperimentConfig, spec: RobotSpec, devices: int = 1) -> LearnerMemory:
     """Return the memory of an experiment's learner on `devices` devices over which large arrays are sharded.
 
-    Each device computes its part of a batch's rows. Of an agent that trains in iterations on groups, the imitation
-    before them is counted. Raises ConfigError for rows that the devices cannot share, and as `make_agent`.
+    Each device computes its part of a batch's rows. A gradient step of an agent that trains in iterations on groups is
+    counted as imitation of as many rows. Raises ConfigError for rows that devices cannot share, and as `make_agent`.
     """
     require(devices >= 1, "devices", f"must be at least 1, got {devices}")
+    if config.agent.iterates:
+        rows = max(config.learner.batch_size, config.group.minibatch)
+        config = dataclasses.replace(config, learner=dataclasses.replace(config.learner, batch_size=rows))
     agent, c = make_agent(config, spec), config.learner
 
     def made() -> tuple[AgentState, Params]:
@@ -84,6 +88,8 @@ def learner_memory(config: ExperimentConfig, spec: RobotSpec, devices: int = 1) 
         return agent.init(key), agent.with_base.random(key)
 
     state, base = jax.eval_shape(made)
+    if getattr(agent, "refers", False) and config.group.reference_on == "device":
+        state = state.replace(reference=state.policy)
     published = jax.eval_shape(agent.published, state, base)
     gradients, activations = _gradients(config, agent, state, base, devices)
     parts = {

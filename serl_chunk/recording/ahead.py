@@ -66,10 +66,13 @@ class EpisodesAhead:
             _Robot(EpisodeRunner(env, policy, kept, config=config, cameras=cameras, stop=ended), kept)
             for env, policy, kept in ((*robot, _Kept()) for robot in robots)
         ]
+        # A simulator's frames come from one thread alone: each robot keeps its own.
         self._free: queue.SimpleQueue[_Robot] = queue.SimpleQueue()
         for robot in self._robots:
             self._free.put(robot)
-        self._threads = ThreadPoolExecutor(len(robots), "robot")
+        self._own = threading.local()
+        take = lambda: setattr(self._own, "robot", self._free.get())  # noqa: E731
+        self._threads = ThreadPoolExecutor(len(robots), "robot", initializer=take)
         self._ahead: dict[int, Future[tuple[EpisodeSummary, Records]]] = {}  # by start state
 
     def run_episode(self, seed: int) -> EpisodeSummary:
@@ -89,10 +92,7 @@ class EpisodesAhead:
             robot.runner.close()
 
     def _run(self, seed: int) -> tuple[EpisodeSummary, Records]:
-        robot = self._free.get()
-        try:
-            robot.kept.records = []  # an episode that never begins leaves none
-            summary = robot.runner.run_episode(seed, episode_id=self._name(seed))
-            return summary, robot.kept.records
-        finally:
-            self._free.put(robot)
+        robot: _Robot = self._own.robot
+        robot.kept.records = []  # an episode that never begins leaves none
+        summary = robot.runner.run_episode(seed, episode_id=self._name(seed))
+        return summary, robot.kept.records

@@ -17,6 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from serl_chunk.models.pi0.tree import Leaf
+from serl_chunk.types import DataError
 
 _DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 _PALIGEMMA, _GEMMA = "paligemma_with_expert.paligemma.", "paligemma_with_expert.gemma_expert."
@@ -156,6 +157,11 @@ def stored_tensors(file: Path) -> Iterator[tuple[str, _Stored]]:
             continue
         if "state_proj.weight" in named:  # a pi0, of which older files have pi0.5's names
             name = re.sub(r"^time_mlp_", "action_time_mlp_", name)
+        if found["dtype"] not in _DTYPES:
+            raise DataError(
+                f"{file}: {name} is {found['dtype']} (valid: {', '.join(_DTYPES)}). It is no parameter of a pi0: take "
+                "a checkpoint of the model alone, without normalisation or quantisation"
+            )
         dtype, (begin, end) = np.dtype(_DTYPES[found["dtype"]]), found["data_offsets"]
         if end - begin != math.prod(found["shape"]) * dtype.itemsize or 8 + length + end > file.stat().st_size:
             raise ValueError(f"{name} is cut off")

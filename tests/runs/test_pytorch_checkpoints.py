@@ -168,12 +168,15 @@ def test_all_tensors_that_do_not_fit_are_named(change, named, tmp_path):
         Checkpoint(file).load(TINY)
 
 
-@pytest.mark.parametrize("damage", [
-    lambda b: b[:-1], lambda b: b[:20], lambda b: b"", lambda b: b[:9] + b"!" + b[10:],
-    lambda b: b.replace(b"F32", b"I32", 1),
+AGAIN = ("cannot be read", "Copy it again")
+
+
+@pytest.mark.parametrize(("damage", "named"), [
+    (lambda b: b[:-1], AGAIN), (lambda b: b[:20], AGAIN), (lambda b: b"", AGAIN), (lambda b: b[:9] + b"!" + b[10:], AGAIN),
+    (lambda b: b.replace(b"F32", b"I32", 1), ("action_in_proj.bias", "I32", "F64, F32, F16, BF16", "quantisation")),
 ])  # fmt: skip
-def test_a_damaged_file_is_refused(damage, tmp_path):
+def test_a_damaged_file_and_one_of_other_numbers_are_refused(damage, named, tmp_path):
     file = write(tmp_path / "model.safetensors", {"action_in_proj.bias": np.zeros(2, np.float32)})
     file.write_bytes(damage(file.read_bytes()))
-    with pytest.raises(DataError, match=naming(file, "cannot be read", "Copy it again")):
+    with pytest.raises(DataError, match=naming(file, *named)):
         Checkpoint(file)

@@ -147,7 +147,7 @@ class Collector:
         self._preprocess, self._horizon, self._clock = preprocess, horizon, clock
         self._assembler = EpisodeAssembler("episode")
         self._rollouts: dict[str, Rollout] = {}  # by ticket
-        self._keeps_successes, self._kept = keeps_successes, set[str]()  # slots of all iterations
+        self._keeps_successes, self._kept = keeps_successes, dict[str, tuple[str, str]]()  # by slot, of all iterations
         self._lock = threading.Lock()
 
     def begin(self, iteration: int, version: int, *, since: int | None = None) -> None:
@@ -207,9 +207,9 @@ class Collector:
         if (episode := self._assembler.insert(session, record)) is None:
             return ""
         self._settle(session, episode)
-        return "" if _by_human(episode.steps) or self._keeps(episode) else episode.begin.episode_id
+        return "" if _by_human(episode.steps) or self._keeps(session, episode) else episode.begin.episode_id
 
-    def _keeps(self, episode: Episode) -> bool:
+    def _keeps(self, session: str, episode: Episode) -> bool:
         """Whether the success of an episode stays. Of its records alone: those of the journal have ended iterations."""
         if not self._keeps_successes:
             return False
@@ -218,7 +218,7 @@ class Collector:
         result = result_of(episode, range(version, version + 1))
         if not (result.sample and result.success) or slot in self._kept:
             return False
-        self._kept.add(slot)
+        self._kept[slot] = session, episode.begin.episode_id
         return True
 
     def close_session(self, session: str) -> str:
@@ -235,6 +235,8 @@ class Collector:
         if amend.outcome is None and not amend.discard:
             return
         name, success = (session, amend.episode_id), amend.outcome is Outcome.SUCCESS
+        if not success or amend.discard:  # the slot may have another one
+            self._kept = {slot: kept for slot, kept in self._kept.items() if kept != name}
         result = Result(success, float(success), sample=not amend.discard)
         with self._lock:
             rollout = next((r for r in self._rollouts.values() if (r.session, r.episode_id) == name), None)
