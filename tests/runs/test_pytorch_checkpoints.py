@@ -172,7 +172,8 @@ AGAIN = ("cannot be read", "Copy it again")
 
 
 @pytest.mark.parametrize(("damage", "named"), [
-    (lambda b: b[:-1], AGAIN), (lambda b: b[:20], AGAIN), (lambda b: b"", AGAIN), (lambda b: b[:9] + b"!" + b[10:], AGAIN),
+    (lambda b: b[:-1], AGAIN), (lambda b: b[:20], AGAIN), (lambda b: b"", AGAIN),
+    (lambda b: b[:9] + b"!" + b[10:], AGAIN),
     (lambda b: b.replace(b"F32", b"I32", 1), ("action_in_proj.bias", "I32", "F64, F32, F16, BF16", "quantisation")),
 ])  # fmt: skip
 def test_a_damaged_file_and_one_of_other_numbers_are_refused(damage, named, tmp_path):
