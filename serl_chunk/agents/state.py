@@ -92,5 +92,8 @@ def unflatten_params(flat: Mapping[str, np.ndarray], expected: Params) -> Params
             )
     unknown = sorted(set(flat) - set(leaves))
     if unknown:
-        raise ConfigError(f"the snapshot carries {unknown[0]!r}, which this agent does not have")
+        raise ConfigError(
+            f"the snapshot carries {unknown[0]!r}, which this agent does not have: use the same --exp_name and "
+            "settings on both sides, and in a run that begins with another's policy those of what is trained"
+        )
     return unflatten_dict({k: jnp.array(v) for k, v in flat.items()}, sep="/")  # jnp.array copies

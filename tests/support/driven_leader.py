@@ -36,7 +36,7 @@ from serl_chunk_robot.devices.polling import PolledDevice
 class Simulated(PolledDevice):
     """Seven joints. A file shows their torque, and its absence unplugs the leader.
 
-    With a file "held" beside it a hand holds the leader; with a file "away" a hand moves it away from its arm, once.
+    A hand holds the leader while a file "held" lies beside it, and moves it away from its arm, once, for a file "away".
     """
 
     pause = 0.002

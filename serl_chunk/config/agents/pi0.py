@@ -82,6 +82,7 @@ class ExpertConfig(TransformerConfig, path="agent.pi0.expert."):
     attention_alpha: float = _alpha(32.0, "expert")
 
 
+_TRAINED = Requirement("agent.pi0.trainable other than none", lambda c: c.agent.trains_policy)
 _LORA = Requirement(
     "low-rank additions: agent.pi0.vlm or agent.pi0.expert with attention_rank or mlp_rank above 0",
     lambda c: c.agent.pi0.vlm.has_lora or c.agent.pi0.expert.has_lora,
@@ -150,7 +151,9 @@ class Pi0Config(Group, path="agent.pi0."):
         "as openpi: absent cameras and empty slots of prompts are computed as well, and the loss is of all numbers and "
         "steps of a chunk (`--compat openpi`)",
     )
-    flow_draws: int = setting(1, "draws of noise and time of a window in its loss, behind one prefix", least=1)
+    flow_draws: int = setting(
+        1, "draws of noise and time of a window in its loss, behind one prefix", least=1, requires=_TRAINED
+    )
     augment: bool = setting(
         True, "train on images that are cropped, rotated and coloured at random, as openpi", requires=CAMERAS
     )
