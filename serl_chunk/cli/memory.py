@@ -12,6 +12,7 @@ from serl_chunk.config.agents.pi0 import Trainable
 from serl_chunk.config.agents.policy import PolicyConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import require
+from serl_chunk.io import plural
 from serl_chunk.logs import quiet_libraries
 from serl_chunk.outcomes.robot import spec_of
 from serl_chunk.types import ConfigError
@@ -47,9 +48,10 @@ def memory_command(flags: argparse.Namespace) -> int:
         "a checkpoint": [memory.checkpoint for memory in found.values()],
         "the host's replay": [memory.replay for memory in found.values()],
     }
-    print(
-        f"{config.name}: agent {config.agent.kind}, {config.learner.batch_size} windows an update, {devices} device(s)"
-    )
+    size = f"{config.learner.batch_size} windows an update"
+    if config.agent.iterates:
+        size = f"{config.group.minibatch} decisions a gradient step"
+    print(f"{config.name}: agent {config.agent.kind}, {size}, {plural(devices, 'device')}")
     print(f"{'MB of each device':20}", *(f"{name:>13}" for name in found))
     for name, sizes in rows.items():
         print(f"{name:20}", *(f"{nbytes / 1e6:13,.1f}" for nbytes in sizes))

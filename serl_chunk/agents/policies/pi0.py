@@ -6,8 +6,6 @@ noise has the model's D, because what fills up an action steers the rest.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import jax
 import jax.numpy as jnp
 
@@ -47,8 +45,7 @@ class Pi0Policy(SampledFlow):
         self.model, self.partition = Pi0(config), tree.partition(config)
         self.context_of_base = config.trainable not in ("full", "lora")
         # Whose features never change: those of a LoRA that is trained are left out.
-        trained = config.trainable == "lora"
-        self.imported = Pi0(_without_vlm_lora(config)) if trained else self.model
+        self.imported = Pi0(tree.without_lora(config)) if config.trainable == "lora" else self.model
         # Our cameras -> the model's.
         self.slots = dict(zip(perception.config.image_keys, config.cameras, strict=False))
 
@@ -223,10 +220,6 @@ class Pi0Policy(SampledFlow):
         """Standard normal, float32[N, H, D]; not exploring, a function of the observation's state."""
         key = key if explore else observation_key(observation)
         return jax.random.normal(key, (count, self.spec.horizon, self.config.action_dim))
-
-
-def _without_vlm_lora(config: Pi0Config) -> Pi0Config:
-    return replace(config, trainable="none", vlm=replace(config.vlm, attention_rank=0, mlp_rank=0))
 
 
 class PublishedPi0Policy(Pi0Policy):
