@@ -71,6 +71,11 @@ class PhaseTrainer(PretrainingTrainer):
     def counts_steps(self) -> bool:
         return self.phase in (Phase.OFFLINE, Phase.TRAIN, Phase.DONE)
 
+    def _enter(self, phase: Phase) -> None:
+        if self._relabelled is not None:
+            self._relabelled.close()
+        super()._enter(phase)
+
     def close(self) -> None:
         if self._relabelled is not None:
             self._relabelled.close()
@@ -145,13 +150,12 @@ class PhaseTrainer(PretrainingTrainer):
     def _update(self) -> None:
         learner, n = self._learner, self._config.cta_ratio
         wants, chosen = self._agent.wants(), Metrics()
-        # A critic that does not choose yet is no teacher either.
-        relabels = self._relabelled is not None and not self.pretrained
-        if self._relabelled is not None and not relabels:
+        teacher = None if self.pretrained else self._relabelled  # a critic that does not choose yet is none either
+        if self._relabelled is not None and teacher is None:
             wants["policy"] = self._agent.batch_spec("policy")
         batches = self._next_batches(wants, n)
-        if self._relabelled is not None and relabels:
-            batches["policy"], chosen = self._relabelled.next(learner.state, learner.base, learner.updates)
+        if teacher is not None:
+            batches["policy"], chosen = teacher.next(learner.state, learner.base, learner.updates)
         with learner.stats.first_call("updates"):
             learner.state, metrics = self._agent.update(learner.state, learner.base, batches)
         learner.updates += n
