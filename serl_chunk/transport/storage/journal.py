@@ -338,7 +338,7 @@ class Journal:
         return Place(newest.first, offset, total)
 
     def _begin_segment(self) -> SegmentWriter:
-        if len(self._full) >= _MAX_FULL:
+        if len(self._full) + (self._newest is not None) > _MAX_FULL:  # the newest is left in any case
             self.sync()
         self._retire_segment()
         path = self._path(self.next)
