@@ -7,6 +7,8 @@ then is drift. A finished run is not run again, an interrupted one goes on:
 
     python benchmarks/group_learning.py --preset ript-flow-sde --seeds 11,12,13 --json group_learning.json
     python benchmarks/group_learning.py --preset ript-flow-sde --seeds 11 --shuffled --json group_learning.json
+
+`--against NAME` compares the end of each run, in pairs of starts, with that of an earlier one of this name and seed.
 """
 
 from __future__ import annotations
@@ -89,6 +91,13 @@ def successes(trained: Trained, step: int, episodes: int, starts: int, envs: Seq
     return trained.kept(f"mean_{starts}_{step}_{episodes}", found)
 
 
+def gain(before: Sequence[bool], after: Sequence[bool], key: str, label: str) -> dict[str, float]:
+    """Print the difference of success in pairs of starts, and return it as figures of a run."""
+    found = paired_difference(np.array(before), np.array(after))
+    print(f"{label}: {100 * found.mean:+.0f} points ({100 * found.low:+.0f} .. {100 * found.high:+.0f})", flush=True)
+    return {key: found.mean, f"{key}_low": found.low, f"{key}_high": found.high}
+
+
 def draw(runs: Sequence[Run], file: Path) -> None:
     """Draw the mean policy's success of all runs, over environment steps and over time, as PNG."""
     names = list(dict.fromkeys(run.name for run in runs))
@@ -125,6 +134,7 @@ def main() -> None:
     p.add_argument("--shuffled", action="store_true", help="shuffle the outcomes of each iteration")
     p.add_argument("--validation", action="store_true", help="evaluate on the starts that settings are chosen on")
     p.add_argument("--name", default="", help="of these settings, in the results and in the folder")
+    p.add_argument("--against", default="", help="--name of earlier runs that these are compared with")
     p.add_argument("--plot", type=Path, help="draw the runs in --json's file, as PNG")
     args = learning.arguments(p)
     if args.plot and not args.json:
@@ -140,31 +150,40 @@ def main() -> None:
                  "--n_envs", str(args.n_envs), *(f"--config.{path}={value}" for path, value in given)]  # fmt: skip
         if config.agent.clones_successes and not args.clone:  # and the demonstrations
             words += ["--demo_path", str(demos_of(args.task, args.demos, seed, args.out))]
-        slug = f"{args.task}_{name}_{args.demos}_{seed}".replace(", ", "_").replace(" ", "_")
-        trained = train(config, args.out / slug, words, shuffled=args.shuffled, actors=args.actors)
+
+        def folder(name: str, seed: int = seed) -> Path:
+            slug = f"{args.task}_{name}_{args.demos}_{seed}"
+            return args.out / slug.replace(", ", "_").replace(" ", "_")
+
+        trained = train(config, folder(name), words, shuffled=args.shuffled, actors=args.actors)
         envs = [make_env(config.robot) for _ in range(min(args.n_envs, args.episodes) - 1)]
         walls = {row["step"]: row["wall"] for row in read_metrics(trained.run)["train"]}
-        of, points = {}, []
+        of: dict[int, list[bool]] = {}
+        points = []
         for step in sorted({*range(0, config.group.iterations, args.every), config.group.iterations}):
-            of[step] = np.array(successes(trained, step, args.episodes, starts, envs))
+            of[step] = successes(trained, step, args.episodes, starts, envs)
             meta = trained.store.restore_policy(step).meta
             kind = "validation" if args.validation else "reported"
-            points.append(Checkpoint(step, int(of[step].sum()), args.episodes, kind, meta["env_steps"], 0,
+            points.append(Checkpoint(step, sum(of[step]), args.episodes, kind, meta["env_steps"], 0,
                                      wall=walls.get(step, 0.0)))  # fmt: skip
-            print(f"{slug}: iteration {step}, {meta['env_steps']:,} steps, {100 * of[step].mean():.0f} %", flush=True)
-        gain = paired_difference(of[0], of[config.group.iterations])
+            print(
+                f"{trained.run.name}: iteration {step}, {meta['env_steps']:,} steps, {points[-1].rate:.0%}", flush=True
+            )
+        last = of[config.group.iterations]
         rows = read_metrics(trained.run)["train"]
-        figures = {
-            "gain": gain.mean,
-            "gain_low": gain.low,
-            "gain_high": gain.high,
+        figures = gain(of[0], last, "gain", trained.run.name) | {
             "gradient_steps": float(sum(row.get("group/gradient_steps", 0) for row in rows)),
             "sampled_first": rows[0].get("group/success", 0.0),
             "sampled_last": rows[-1].get("group/success", 0.0),
         }
         means = ("actor/mean_weight", "actor/mean_weight_successes", "actor/mean_weight_failures")
         figures |= {key: float(np.mean([row[key] for row in rows if key in row])) for key in means if key in rows[-1]}
-        print(f"{slug}: {100 * gain.mean:+.0f} points ({100 * gain.low:+.0f} .. {100 * gain.high:+.0f})", flush=True)
+        if args.against:
+            other = Trained(config, folder(args.against))
+            its_last = other.store.newest() or 0
+            others = successes(other, its_last, args.episodes, starts, envs)
+            label = f"{trained.run.name} against {other.run.name} after {its_last} iterations"
+            figures |= gain(others, last, f"over {args.against}", label)
         for env in envs:
             env.close()
         if args.json:
