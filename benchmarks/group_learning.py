@@ -14,6 +14,7 @@ then is drift. A finished run is not run again, an interrupted one goes on:
 from __future__ import annotations
 
 import dataclasses
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ import numpy as np
 from support import learning
 from support.cli_args import keep_plan
 from support.learning import Trained
+from support.ports import free_port
 from support.results import Checkpoint, Run, read, write
 
 from serl_chunk.cli.learner import train_offline
@@ -39,6 +41,7 @@ from serl_chunk.runs.metrics import read_metrics
 from serl_chunk.types import VALIDATION_SEED_BASE
 from serl_chunk.viz import plots
 
+TAUGHT_AT_ONCE = 16  # robots that a policy server decides for
 STARTS = 600_000  # of evaluations here; nothing was tuned on them
 SHUFFLED = Path(__file__).parent / "support" / "shuffled_learner.py"
 CLONE_UPDATES = 8_000
@@ -49,8 +52,25 @@ def demos_of(task: str, demos: int, seed: int, out: Path) -> Path:
     return out / f"{task}_demos_{demos}_{seed}"
 
 
-def clone_of(task: str, policy: str, demos: int, seed: int, out: Path, joint_noise: float) -> Path:
-    """Return the run folder of a clone of so many scripted demonstrations, trained once."""
+def taught_by(run: Path, task: str, demos: int, seed: int, out: Path) -> Path:
+    """Return the folder of so many successes of the clone that a run of `ript-flow-end` began with."""
+    folder = out / f"{task}_taught_{demos}_{seed}"
+    port = str(free_port())
+    words = ["serve", "--exp_name", task, "--preset", "ript-flow-end", "--checkpoint_path", str(run),
+             "--checkpoint_step", "0", "--port", port, "--max_batch", str(TAUGHT_AT_ONCE)]  # fmt: skip
+    with subprocess.Popen([sys.executable, "-m", "serl_chunk", *words]) as server:
+        try:
+            learning.product(
+                "record", "--policy", "server", "--n_demos", str(demos), "--n_envs", str(TAUGHT_AT_ONCE), "--out",
+                str(folder), experiment=task, overrides=[f"actor.policy=openpi://127.0.0.1:{port}"],
+            )  # fmt: skip
+        finally:
+            server.terminate()
+    return folder
+
+
+def clone_of(task: str, policy: str, demos: int, seed: int, out: Path, joint_noise: float, taught: Path | None) -> Path:
+    """Return the run folder of a clone of so many demonstrations, scripted or `taught`, trained once."""
     base = load_experiment(task)
     agent = BcConfig(policy=policy, policy_updates=1, bc_joint_noise=joint_noise)  # type: ignore[arg-type]
     loop = dataclasses.replace(
@@ -58,8 +78,7 @@ def clone_of(task: str, policy: str, demos: int, seed: int, out: Path, joint_noi
     )
     actor = dataclasses.replace(base.actor, intervention="none")
     config = dataclasses.replace(base, seed=seed, agent=agent, learner=loop, actor=actor)
-    recorded = demos_of(task, demos, seed, out)
-    learning.record(config, demos, recorded, learning.NOISE[task])
+    recorded = taught or learning.record(config, demos, demos_of(task, demos, seed, out), learning.NOISE[task])
     run = out / f"{task}_clone_{policy}_{demos}_{joint_noise:g}_{seed}"
     if (Trained(config, run).store.newest() or 0) < CLONE_UPDATES:
         train_offline(config, RunOptions([str(recorded)], str(run)))
@@ -127,6 +146,12 @@ def main() -> None:
     p.add_argument("--policy", default="flow", help="of the clone")
     p.add_argument("--clone", type=Path, help="start from this run instead of a clone of scripted demonstrations")
     p.add_argument("--demos", type=int, default=10, help="demonstrations")
+    p.add_argument(
+        "--taught_by",
+        metavar="RUN",
+        help="demonstrations are successes of the clone that this run of "
+        "ript-flow-end began with; {seed} in its path is the seed",
+    )
     p.add_argument("--joint_noise", type=float, default=0.0, help="agent.bc_joint_noise of the clone")
     p.add_argument("--n_envs", type=int, default=64, help="of each actor")
     p.add_argument("--actors", type=int, default=1, help="processes that collect")
@@ -142,19 +167,22 @@ def main() -> None:
     name = (args.name or args.preset) + (", shuffled" if args.shuffled else "")
     starts = VALIDATION_SEED_BASE if args.validation else STARTS
     for seed in args.seeds:
-        clone = args.clone or clone_of(args.task, args.policy, args.demos, seed, args.out, args.joint_noise)
+
+        def folder(name: str, seed: int = seed) -> Path:
+            slug = f"{args.task}_{name}_{args.demos}_{seed}"
+            return args.out / slug.replace(", ", "_").replace(" ", "_")
+
+        taught = None
+        if args.taught_by:
+            taught = taught_by(Path(args.taught_by.format(seed=seed)), args.task, args.demos, seed, args.out)
+        clone = args.clone or clone_of(args.task, args.policy, args.demos, seed, args.out, args.joint_noise, taught)
         given = [("seed", str(seed)), ("learner.start_from", str(clone)), ("learner.pretrain_steps", "0"),
                  ("group.eval_every", "0"), ("learner.keep_checkpoints", "1000"), *args.overrides]  # fmt: skip
         config = configured(load_experiment(args.task), given, preset=args.preset)
         words = ["--exp_name", args.task, "--preset", args.preset, "--debug", "--launched_with_learner",
                  "--n_envs", str(args.n_envs), *(f"--config.{path}={value}" for path, value in given)]  # fmt: skip
         if config.agent.clones_successes and not args.clone:  # and the demonstrations
-            words += ["--demo_path", str(demos_of(args.task, args.demos, seed, args.out))]
-
-        def folder(name: str, seed: int = seed) -> Path:
-            slug = f"{args.task}_{name}_{args.demos}_{seed}"
-            return args.out / slug.replace(", ", "_").replace(" ", "_")
-
+            words += ["--demo_path", str(taught or demos_of(args.task, args.demos, seed, args.out))]
         trained = train(config, folder(name), words, shuffled=args.shuffled, actors=args.actors)
         envs = [make_env(config.robot) for _ in range(min(args.n_envs, args.episodes) - 1)]
         walls = {row["step"]: row["wall"] for row in read_metrics(trained.run)["train"]}
