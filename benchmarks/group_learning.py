@@ -93,7 +93,15 @@ def train(config: ExperimentConfig, run: Path, words: Sequence[str], *, shuffled
     trained = Trained(config, run)
     if (trained.store.newest() or 0) < config.group.iterations:
         program = (sys.executable, str(SHUFFLED)) if shuffled else PROGRAM
-        given = [*words, "--checkpoint_path", str(run)]
+        own = [
+            "--checkpoint_path",
+            str(run),
+            "--port",
+            str(free_port()),
+            "--spool_path",
+            str(run.parent / f"{run.name}.spool"),
+        ]
+        given = [*words, *own]
         if run_both(given, pin=False, ip="127.0.0.1", actors=ids, program=program) != 0:
             raise SystemExit(f"{run} failed; run the same command again to go on")
     return trained
