@@ -166,6 +166,18 @@ TABLES = {
         _rule_and_seed,
         {"file": "group_learning"},
     ),
+    "group-trials": Table(
+        [(show.plain_percent, _at(n)) for n in (0, 10)],
+        [
+            {"run": f"{rule} {way}"}
+            for rule, ways in (
+                ("fba", ("lr3e-4", "epochs4", "noise1", "end", "lr3e-5", "base")),
+                ("fbi", ("lr1e-5", "noise1", "lr3e-5", "end", "epochs4", "base")),
+            )
+            for way in ways
+        ],
+        {"file": "group_trials", **_VALIDATION},
+    ),
     "hg-dagger": Table(
         [*((show.plain_percent, _at(n)) for n in range(0, 14_000, 2_000)), (_human_ticks, _LAST)],
         _seed,
