@@ -7,11 +7,13 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from threading import Event
 
 from serl_chunk.agents.base import Agent
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.cli.keys import invite_first, learner_keys
+from serl_chunk.cli.memory import show_memory
 from serl_chunk.cli.process import print_config
 from serl_chunk.config.compatibility import contract
 from serl_chunk.config.experiment import ExperimentConfig
@@ -20,8 +22,9 @@ from serl_chunk.data.prompts import tokens_digest
 from serl_chunk.evaluation.by_learner import OwnEvaluation, check_simulator
 from serl_chunk.evaluation.open_loop import CheckOfLearner
 from serl_chunk.io import os_reason
-from serl_chunk.learner.building import RunOptions, build_learner
-from serl_chunk.learner.learner import Learner, Publish
+from serl_chunk.learner.building import RunOptions, build_learner, check_beginning
+from serl_chunk.learner.learner import Learner, Publish, check_replay_memory
+from serl_chunk.learner.memory import check_fits, learner_memory, memory_limit
 from serl_chunk.learner.offline_data import check_data
 from serl_chunk.learner.service import LearnerService
 from serl_chunk.logs import log_to_file, status_line
@@ -85,6 +88,31 @@ def prepare(config: ExperimentConfig, options: RunOptions) -> RobotSpec:
     return spec
 
 
+def check_device(config: ExperimentConfig, spec: RobotSpec) -> None:
+    """Raise ConfigError where the learner of a pi0 cannot fit into the memory of its device."""
+    if config.agent.as_pi0 is None:  # the others have megabytes, and tracing them takes a second
+        return
+    memory = learner_memory(config, spec)
+    check_fits(config, spec, memory, memory_limit(memory.replay))
+
+
+def dry_run(config: ExperimentConfig, options: RunOptions) -> int:
+    """Print the memory that the learner will need, check all that it begins with, and end; no folder is made."""
+    spec = prepare(config, options)
+    agent = make_agent(config, spec)
+    limit = memory_limit(check_replay_memory(config, spec, agent))
+    check_fits(config, spec, show_memory(config, spec, limit), limit)
+    folder = Path(options.checkpoint_path).expanduser() if options.checkpoint_path else None
+    with contextlib.ExitStack() as stack:
+        if folder is not None and folder.exists():
+            stack.enter_context(open_run(config, spec, str(folder)).locked())
+        found = check_beginning(config, options, spec, agent, folder)
+    for name, value in found.items():
+        logger.info(f"{name}: {value}")
+    logger.info("dry run: the learner can be started")
+    return 0
+
+
 @contextlib.contextmanager
 def locked_run(
     config: ExperimentConfig, spec: RobotSpec, checkpoint_path: str | None
@@ -105,6 +133,7 @@ def run_learner(
     check_port(port)
     spec = prepare(config, options)
     agent = make_agent(config, spec)  # first: where it is refused there is no folder yet
+    check_device(config, spec)
     with locked_run(config, spec, options.checkpoint_path) as (run, status, stack):
         server_keys = learner_keys(bind, keys, insecure=insecure)
         digests = {"base": agent.base_digest, "tokens": tokens_digest(config)}
@@ -161,6 +190,7 @@ def train_offline(
     """
     stop, started = stop or Event(), started or Event()
     spec = prepare(config, options)
+    check_device(config, spec)
     with locked_run(config, spec, options.checkpoint_path) as (run, status, stack):
         learner = make_learner(
             config, options, run, spec, publish=lambda *_: None, threaded=threaded, stopping=stop.is_set

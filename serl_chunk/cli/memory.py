@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-from collections.abc import Iterator
-from typing import get_args
+from typing import TYPE_CHECKING
 
 from serl_chunk.cli.process import add_experiment_flags, load_flags
-from serl_chunk.config.agents.pi0 import Trainable
-from serl_chunk.config.agents.policy import PolicyConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import require
 from serl_chunk.io import plural
 from serl_chunk.logs import quiet_libraries
 from serl_chunk.outcomes.robot import spec_of
-from serl_chunk.types import ConfigError
+from serl_chunk.types import RobotSpec
+
+if TYPE_CHECKING:
+    from serl_chunk.learner.memory import LearnerMemory
 
 
 def memory_flags(p: argparse.ArgumentParser) -> None:
@@ -35,11 +34,16 @@ def memory_command(flags: argparse.Namespace) -> int:
     limit, devices = flags.device_memory, flags.devices
     require(limit is None or limit > 0, "device_memory", f"must be above 0 GB, got {limit}")
     quiet_libraries()
-    from serl_chunk.learner.memory import learner_memory
-
     config = load_flags(flags)
-    spec = spec_of(config)
-    found = {name: learner_memory(each, spec, devices) for name, each in _ways(config)}
+    show_memory(config, spec_of(config), None if limit is None else limit * 1e9, devices)
+    return 0
+
+
+def show_memory(config: ExperimentConfig, spec: RobotSpec, limit: float | None, devices: int = 1) -> LearnerMemory:
+    """Print the table, with what fits into `limit` bytes of each device; return the memory of the experiment itself."""
+    from serl_chunk.learner.memory import learner_memory, ways
+
+    found = {name: learner_memory(each, spec, devices) for name, each in ways(config)}
     parts = [memory.device for memory in found.values()]
     rows: dict[str, list[int]] = {
         **{name: [getattr(device, name) for device in parts] for name in parts[0]._fields},
@@ -51,28 +55,12 @@ def memory_command(flags: argparse.Namespace) -> int:
     size = f"{config.learner.batch_size} windows an update"
     if config.agent.iterates:
         size = f"{config.group.minibatch} decisions a gradient step"
+    names = [f"{name}*" if len(found) > 1 and not i else name for i, name in enumerate(found)]
     print(f"{config.name}: agent {config.agent.kind}, {size}, {plural(devices, 'device')}")
-    print(f"{'MB of each device':20}", *(f"{name:>13}" for name in found))
+    print(f"{'MB of each device':20}", *(f"{name:>13}" for name in names))
     for name, sizes in rows.items():
         print(f"{name:20}", *(f"{nbytes / 1e6:13,.1f}" for nbytes in sizes))
     if limit is not None:
-        fit = ["yes" if device.total <= limit * 1e9 else "no" for device in parts]
-        print(f"{f'fits into {limit:g} GB':20}", *(f"{each:>13}" for each in fit))
-    return 0
-
-
-def _ways(config: ExperimentConfig) -> Iterator[tuple[str, ExperimentConfig]]:
-    """Iterate over (name, experiment): itself, then with the other values of `agent.pi0.trainable` that it can have."""
-    agent = config.agent
-    if not isinstance(agent, PolicyConfig) or agent.as_pi0 is None:
-        yield agent.kind, config
-        return
-    yield f"{agent.pi0.trainable}*", config
-    for trainable in get_args(Trainable):
-        if trainable != agent.pi0.trainable:
-            try:
-                changed = dataclasses.replace(agent, pi0=dataclasses.replace(agent.pi0, trainable=trainable))
-                other = dataclasses.replace(config, agent=changed)
-            except ConfigError:  # it has no LoRA, or nothing would be trained
-                continue
-            yield trainable, other
+        fit = ["yes" if device.total <= limit else "no" for device in parts]
+        print(f"{f'fits into {limit / 1e9:.4g} GB':20}", *(f"{each:>13}" for each in fit))
+    return next(iter(found.values()))

@@ -120,6 +120,7 @@ def training_parser() -> Parser:
     group = learner
     add_aliases(learner, OF_THE_LEARNER)
     add("checkpoint_path", "run folder: created, or resumed (default: runs/EXP_NAME/TIME)", "DIR", "lboe")
+    add("dry_run", "show the memory that it needs, check data, statistics, tokenizer and weights, and end", modes="l")
     add("bind", "address to listen on (default: this machine only); 0.0.0.0 for all, with keys, made if absent",
         "ADDRESS", "lb", default=LOOPBACK)  # fmt: skip
 
@@ -228,6 +229,10 @@ def _run_learning(config: ExperimentConfig, flags: argparse.Namespace) -> int:
 
     demos = demo_options(flags)
     options = RunOptions(flags.demo_path, flags.checkpoint_path, demos, wandb=not flags.debug, n_envs=flags.n_envs)
+    if flags.dry_run:
+        from serl_chunk.cli.learner import dry_run
+
+        return dry_run(config, options)
     if config.learner.online_steps == 0:
         from serl_chunk.cli.learner import run_offline
 

@@ -13,12 +13,23 @@ from serl_chunk.agents.registry import make_agent
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import require
 from serl_chunk.config.overrides import to_dict
+from serl_chunk.data.demos import DemoSet
 from serl_chunk.data.preprocess import Preprocess, fit_preprocess
+from serl_chunk.data.prompts import tokens_digest
 from serl_chunk.io import os_reason
-from serl_chunk.learner.learner import Learner, Publish, check_replay_memory
-from serl_chunk.learner.offline_data import DemoOptions, InitialData, append_hint, open_dataset, read_demos
+from serl_chunk.learner.learner import Learner, Publish, check_replay_memory, restored_preprocess
+from serl_chunk.learner.offline_data import (
+    DemoOptions,
+    InitialData,
+    OfflineData,
+    append_hint,
+    open_dataset,
+    read_demos,
+)
 from serl_chunk.learner.schedule import Check, Evaluate
+from serl_chunk.learner.training_stats import ValueRange
 from serl_chunk.replay.memory import replay_size
+from serl_chunk.replay.replay import Replay
 from serl_chunk.runs.checkpoints import CheckpointStore, PolicyCheckpoint
 from serl_chunk.runs.episodes import DEMOS, is_run, note_of
 from serl_chunk.runs.evaluations import wanted_policy
@@ -61,21 +72,7 @@ def build_learner(
         agent: that of `config`, where it is made already: its base is read from a file once.
     """
     agent = agent or make_agent(config, spec)
-    check_replay_memory(config, spec, agent)  # before data are read and networks compiled
-    demo_options = options.demo_options.of_robot(config.robot)
-    demos = read_demos(config, spec, options.demo_paths, demo_options)
-    dataset = open_dataset(config, spec, demo_options, CheckpointStore(run.path).newest() or 0)
-    data = InitialData(demos.episodes, dataset, saved_states)
-    try:
-        data.require(config.learner)
-    except ConfigError as error:
-        raise ConfigError(append_hint(str(error), config)) from error
-    # Nothing here keeps the shard: the learner takes it out of the data set, and later ones need its room.
-    fitted = [*demos.episodes, *(dataset.episodes if dataset is not None else ())]
-    resumes = CheckpointStore(run.path).newest() is not None  # from its own policy: the other run may be gone
-    start = None if resumes else _starting_policy(config)
-    preprocess = _preprocess(config, spec, run, fitted, start)
-    del fitted
+    begins = read_beginning(config, options, spec, agent, run.path, saved_states)
     project, name = "serl-chunk" if options.wandb else None, f"{config.name}-{run.path.name}"
     metrics = MetricsLog(run.path, wandb_project=project, wandb_name=name, config=to_dict(config))
     evaluate: Evaluate | None = None
@@ -85,17 +82,79 @@ def build_learner(
             evaluate = evaluation(agent)
             failed.callback(evaluate.close)
         learner = Learner(
-            config, spec, agent, preprocess, data, metrics, publish=publish, threaded=threaded, evaluate=evaluate,
-            check=check, start=start,
+            config, spec, agent, begins.preprocess, begins.data, metrics, publish=publish, threaded=threaded,
+            evaluate=evaluate, check=check, start=begins.start,
         )  # fmt: skip
         run.write_config()  # not before: until then the files of the previous process stay
         try:
-            write_json(run.path / DEMOS, note_of(demos, demo_options.options))
+            write_json(run.path / DEMOS, note_of(begins.demos, options.demo_options.of_robot(config.robot).options))
         except OSError as error:
             raise ConfigError(f"{run.path / DEMOS} cannot be written: {os_reason(error)}") from error
         failed.pop_all()
     logger.info(replay_size(config, learner.replay.estimated_bytes))
     return learner
+
+
+class Beginning(NamedTuple):
+    """What a learner begins with, apart from the weights of its agent."""
+
+    demos: DemoSet
+    data: InitialData
+    start: PolicyCheckpoint | None  # of `learner.start_from`
+    preprocess: Preprocess  # fitted to the data, or that of `start`
+
+
+def read_beginning(
+    config: ExperimentConfig, options: RunOptions, spec: RobotSpec, agent: Agent, folder: Path | None,
+    saved_states: Sequence[str] = (),
+) -> Beginning:  # fmt: skip
+    """Read the data and fit the statistics of a run in `folder`, which may be absent. Raises SerlChunkError."""
+    check_replay_memory(config, spec, agent)  # before data are read and networks compiled
+    demo_options = options.demo_options.of_robot(config.robot)
+    demos = read_demos(config, spec, options.demo_paths, demo_options)
+    resumed = None if folder is None else CheckpointStore(folder).newest()
+    dataset = open_dataset(config, spec, demo_options, resumed or 0)
+    data = InitialData(demos.episodes, dataset, saved_states)
+    try:
+        data.require(config)
+    except ConfigError as error:
+        raise ConfigError(append_hint(str(error), config)) from error
+    # Nothing here keeps the shard: the learner takes it out of the data set, and later ones need its room.
+    fitted = [*demos.episodes, *(dataset.episodes if dataset is not None else ())]
+    start = None if resumed is not None else _starting_policy(config)  # the other run may be gone
+    return Beginning(demos, data, start, _preprocess(config, spec, folder, fitted, start))
+
+
+def check_beginning(
+    config: ExperimentConfig, options: RunOptions, spec: RobotSpec, agent: Agent, folder: Path | None
+) -> dict[str, str]:
+    """Check what a learner in `folder` would begin with, as far as that is possible without its networks.
+
+    Reads the weights of the base, all data and, of a run that would be resumed, the newest policy. Returns what was
+    found, by name. Raises SerlChunkError as the learner would.
+    """
+    begins = read_beginning(config, options, spec, agent, folder)
+    saved = None if folder is None else next(CheckpointStore(folder).policies(), None)
+    for known in filter(None, (saved, begins.start)):
+        agent.check_base(known.meta["base_digest"])
+        agent.load_params(known.params)
+    preprocess = begins.preprocess
+    if saved is not None:
+        own = Preprocess.restored(config, spec, saved.meta, saved.normaliser)
+        preprocess = restored_preprocess(own, preprocess, same_data=begins.data.dataset is None)
+    replay = Replay(spec, config, preprocess, bc_on=config.imitated)
+    data = OfflineData(replay, begins.data, seek=None, seen=ValueRange(config).demonstrations)
+    try:
+        data.check(config)
+    finally:
+        data.close()
+    return {
+        "weights": f"{agent.source}, digest {agent.base_digest}" if agent.source else "random",
+        "tokenizer": tokens_digest(config) or "none",
+        "statistics": f"normaliser.actions={preprocess.normaliser.mode}, digest {preprocess.digest()}",
+        "data": f"{data.episodes} episodes, {replay.ready.demo} windows, digest {begins.demos.digest or 'none'}",
+        "run": "a new one" if saved is None else f"resumed at step {saved.step}",
+    }
 
 
 def _starting_policy(config: ExperimentConfig) -> PolicyCheckpoint | None:
@@ -114,7 +173,7 @@ def _starting_policy(config: ExperimentConfig) -> PolicyCheckpoint | None:
 
 
 def _preprocess(
-    config: ExperimentConfig, spec: RobotSpec, run: RunFolder, episodes: Sequence[Episode],
+    config: ExperimentConfig, spec: RobotSpec, folder: Path | None, episodes: Sequence[Episode],
     start: PolicyCheckpoint | None,
 ) -> Preprocess:  # fmt: skip
     """Return that of the policy to `start` from, or one fitted to the data.
@@ -126,7 +185,7 @@ def _preprocess(
     try:
         return fit_preprocess(config, spec, episodes)
     except (ConfigError, DataError) as error:
-        saved = next(CheckpointStore(run.path).policies(), None)
+        saved = None if folder is None else next(CheckpointStore(folder).policies(), None)
         if saved is None or saved.meta["normaliser_mode"] != config.normaliser.actions:
             raise
         logger.info(f"the run's own normaliser goes on; a new one could not be fitted: {error}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -20,14 +20,18 @@ from serl_chunk.agents.base import Agent
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.agents.spec import BatchSpec
 from serl_chunk.agents.state import AgentState, Params
+from serl_chunk.config.agents.pi0 import Trainable
+from serl_chunk.config.agents.policy import PolicyConfig
 from serl_chunk.config.experiment import ExperimentConfig, LearnerConfig
 from serl_chunk.config.fields import require
+from serl_chunk.io import format_bytes
 from serl_chunk.learner.trainers.pretraining import updates_at_once
-from serl_chunk.replay.memory import estimate_bytes
-from serl_chunk.types import IMAGE_PREFIX, PROMPT, PROMPT_MASK, STATE, ChunkBatch, RobotSpec
+from serl_chunk.replay.memory import available_bytes, estimate_bytes
+from serl_chunk.types import IMAGE_PREFIX, PROMPT, PROMPT_MASK, STATE, ChunkBatch, ConfigError, RobotSpec
 
 SHARDED_BYTES = 4 << 20  # of an array that is cut over devices
 _DRAWN = 2 * 4  # bytes of a number that a random base is drawn by: before and after it is scaled, in float32
+_UNSURE = 0.25  # of the activations, by which the estimate may be too high
 # Operations whose output is no array of its own.
 _VIEWS = {"reshape", "squeeze", "expand_dims", "broadcast_in_dim", "stop_gradient", "optimization_barrier"}
 
@@ -60,6 +64,12 @@ class DeviceMemory(NamedTuple):
     @property
     def total(self) -> int:
         return self.peak + self.copy
+
+    @property
+    def least(self) -> int:
+        """Bytes without which no learner runs: the total, with as few activations as the estimate may stand for."""
+        surely = self.activations - math.ceil(_UNSURE * self.activations)
+        return self._replace(activations=surely).total
 
 
 class LearnerMemory(NamedTuple):
@@ -121,6 +131,84 @@ def learner_memory(config: ExperimentConfig, spec: RobotSpec, devices: int = 1) 
         snapshot=_bytes(published) - halved,
         checkpoint=_bytes((state, {} if agent.source else base, published)),
     )
+
+
+def ways(config: ExperimentConfig) -> Iterator[tuple[str, ExperimentConfig]]:
+    """Iterate over (`agent.pi0.trainable`, experiment): itself, then with each other value that it can have.
+
+    Of an experiment without a pi0: over (its agent, itself).
+    """
+    agent = config.agent
+    if not isinstance(agent, PolicyConfig) or agent.as_pi0 is None:
+        yield agent.kind, config
+        return
+    yield agent.pi0.trainable, config
+    for trainable in get_args(Trainable):
+        if trainable != agent.pi0.trainable:
+            try:
+                changed = dataclasses.replace(agent, pi0=dataclasses.replace(agent.pi0, trainable=trainable))
+                other = dataclasses.replace(config, agent=changed)
+            except ConfigError:  # it has no LoRA, or nothing would be trained
+                continue
+            yield trainable, other
+
+
+def memory_limit(replay: int) -> int | None:
+    """Return the bytes that this process may take of each device; None where that is not known.
+
+    A device that reports none is the host, which keeps a full `replay` of so many bytes too.
+    """
+    stats = jax.local_devices()[0].memory_stats() or {}
+    if "bytes_limit" in stats:
+        return stats["bytes_limit"]
+    available = available_bytes()
+    return None if available is None else available - replay
+
+
+def check_fits(
+    config: ExperimentConfig, spec: RobotSpec, memory: LearnerMemory, limit: int | None, devices: int = 1
+) -> None:
+    """Raise ConfigError where a learner of `memory` cannot fit into `limit` bytes of each of `devices`.
+
+    It names the nearest `learner.accumulate` and the first `agent.pi0.trainable` that fit.
+    """
+    if limit is None or memory.device.least <= limit:
+        return
+    remedies = [*_fitting_parts(config, spec, memory.device, limit, devices)]
+    for trainable, other in ways(config):
+        if other is not config and (total := learner_memory(other, spec, devices).device.total) <= limit:
+            remedies.append(f"agent.pi0.trainable={trainable} ({format_bytes(total)})")
+            break
+    advice = f"Set {' or '.join(remedies)}" if remedies else "Give a device with more, or lower learner.batch_size"
+    raise ConfigError(
+        f"a learner of {config.name} takes {format_bytes(memory.device.total)} of each device, and "
+        f"{format_bytes(limit)} are there. {advice} (serl-chunk memory lists its parts)"
+    )
+
+
+def _fitting_parts(
+    config: ExperimentConfig, spec: RobotSpec, device: DeviceMemory, limit: int, devices: int
+) -> Iterator[str]:
+    """Yield the least `learner.accumulate` that fits, if there is one: more parts have smaller activations."""
+    learner = config.learner
+    if device._replace(activations=0).total > limit:
+        return
+    rows = math.gcd(learner.batch_size, learner.policy_batch_size or 0) // devices
+    if config.agent.iterates:
+        rows = math.gcd(rows, config.group.minibatch)
+    parts = [n for n in range(learner.accumulate + 1, rows + 1) if rows % n == 0]
+    best = ""
+    while parts:
+        middle = len(parts) // 2
+        n = parts[middle]
+        changed = dataclasses.replace(config, learner=dataclasses.replace(learner, accumulate=n))
+        total = learner_memory(changed, spec, devices).device.total
+        if total <= limit:
+            best, parts = f"learner.accumulate={n} ({format_bytes(total)})", parts[:middle]
+        else:
+            parts = parts[middle + 1 :]
+    if best:
+        yield best
 
 
 def _gradients(

@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from serl_chunk.config.experiment import ExperimentConfig, LearnerConfig
+import numpy as np
+
+from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.robots import OgbenchConfig, RobotConfig
 from serl_chunk.data.demos import DemoSet, NoEpisodesError, find_demos, load_demos
 from serl_chunk.data.formats.ogbench import OgbenchSource
@@ -130,9 +132,11 @@ class InitialData(NamedTuple):
     dataset: ShardedSource | None = None
     saved_states: Sequence[str] = ()
 
-    def require(self, config: LearnerConfig) -> None:
-        """Raise ConfigError where `config` trains on demonstrations and there are none."""
+    def require(self, experiment: ExperimentConfig) -> None:
+        """Raise ConfigError where an experiment trains on demonstrations and there are none."""
+        config = experiment.learner
         if self.demos or self.dataset is not None:
+            self._warn_of_outcomes(experiment)
             return
         if config.pretrain_steps or config.critic_pretrain_steps:
             text = (
@@ -143,6 +147,22 @@ class InitialData(NamedTuple):
         if config.offline_steps:
             text = "the offline phase needs demonstrations (demo_path) or a data set (dataset_dir). Give one of them"
             raise ConfigError(text, parameter="learner.offline_steps")
+
+    def _warn_of_outcomes(self, config: ExperimentConfig) -> None:
+        """Warn where a critic that is trained offline gets no success, or no failure."""
+        agent, n = config.agent, plural(len(self.demos), "demonstration")
+        if self.dataset is not None or not (agent.has_critic and config.learner.offline_steps):
+            return
+        if len({reward for e in self.demos for reward in np.unique(e.rewards)}) == 1:
+            logger.warning(
+                f"no success among {n}: every step has the same reward, of which no critic learns. Give episodes that "
+                "succeed, or set how they ended (demo_success, demo_scores)"
+            )
+        elif agent.learns_to_choose and not _fail(self.demos):
+            logger.warning(
+                f"no failure among {n}: the critic chooses no candidate until an actor has failed. Give episodes that "
+                "failed, too, or set how they ended (demo_scores)"
+            )
 
 
 class OfflineData:
@@ -170,6 +190,14 @@ class OfflineData:
         # A critic that has seen successes alone misleads an actor that chooses by it. Of a data set: the parts so far.
         self.has_failures = _fail([*demos, *first])
         seen([*demos, *first])
+
+    def check(self, config: ExperimentConfig) -> None:
+        """Raise ConfigError where the phases before the first snapshot would have nothing to train on."""
+        learner = config.learner
+        if learner.pretrain_steps or learner.critic_pretrain_steps or learner.offline_steps:
+            self.require_window()
+        if learner.pretrain_steps:
+            self.require_imitated(config)
 
     def require_imitated(self, config: ExperimentConfig) -> None:
         """Raise ConfigError where a pretrained policy would imitate none of the steps that are there at the start."""

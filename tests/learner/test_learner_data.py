@@ -97,6 +97,14 @@ def test_short_data_that_end_in_a_failure_are_not_refused(demos, tmp_path, cut_t
     let_go(learner)
 
 
+@pytest.mark.parametrize(("outcome", "said"), [(FAILURE, "no success"), (None, "no failure")])
+def test_a_critic_of_data_with_one_outcome_is_named(demos, tmp_path, cut_to, caplog, outcome, said):
+    if outcome is not None:
+        cut_to(3, outcome)  # which ends a window
+    let_go(learner_of(experiment(pretrain_steps=0, offline_steps=40), demos, tmp_path))
+    assert f"{said} among 12 demonstrations" in caplog.text
+
+
 @pytest.mark.parametrize(("outcome", "bc_on", "named"), [
     (FAILURE, "+successes", ("agent.bc_on", "+successes")),
     (UNKNOWN, "interventions", ("agent.bc_on", "interventions", "agent.bc_on=demo")), (UNKNOWN, "demo", ()),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import re
 import sys
+import types
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,10 +23,12 @@ from serl_chunk.agents.spec import BatchSpec
 from serl_chunk.cli.process import load
 from serl_chunk.config.agents.pi0 import PI0_PRESETS, ExpertConfig, SiglipConfig, VlmConfig
 from serl_chunk.data.preprocess import fit_preprocess
+from serl_chunk.learner import memory
 from serl_chunk.learner.memory import batch_shapes, learner_memory, peak_bytes, shard_axis
 from serl_chunk.models.pi0.tree import leaves
 from serl_chunk.outcomes.robot import spec_of
 from serl_chunk.replay.replay import Replay
+from serl_chunk.types import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
@@ -109,15 +114,15 @@ def test_all_but_activations_is_exact(name, settings):
     agent = make_agent(config, spec)
     state, base = jax.eval_shape(lambda key: (agent.init(key), agent.with_base.random(key)), jax.random.key(0))
     published = jax.eval_shape(agent.published, state, base)
-    memory = learner_memory(config, spec)
-    device = memory.device
+    found = learner_memory(config, spec)
+    device = found.device
     assert device.state == nbytes(state.replace(rng=())) + 8  # a key is two numbers
     assert (device.parameters, device.optimiser) == (nbytes(state.policy), nbytes(state.policy_opt))
     assert (device.average, device.base) == (nbytes(state.policy_average), nbytes(base))
     assert device.gradients == max(nbytes(state.policy), nbytes(state.critic))
     assert device.copy == nbytes(published)
-    assert memory.snapshot == pytest.approx(nbytes(published) / (2 if settings else 1), abs=1)  # a flag is no float
-    assert memory.checkpoint == device.state + nbytes(base) + nbytes(published)
+    assert found.snapshot == pytest.approx(nbytes(published) / (2 if settings else 1), abs=1)  # a flag is no float
+    assert found.checkpoint == device.state + nbytes(base) + nbytes(published)
 
 
 def test_a_batchs_shapes_are_the_replays():
@@ -135,6 +140,38 @@ def test_a_batchs_shapes_are_the_replays():
         sampled = replay.sample(np.random.default_rng(0), 4, frames=frames, next_observations=later)
         shapes = batch_shapes(config, agent, 4, BatchSpec(frames=frames, next_observations=later))
         assert plain(sampled) == plain(shapes)
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "said"),
+    [  # a learner of 72, of which 32 are activations, surely 24
+        (None, ""),
+        (64, ""),
+        (63, "Set learner.accumulate=2 (52 GiB) or agent.pi0.trainable=expert (39 GiB)"),
+        (41, "Set learner.accumulate=32 (38 GiB)"),  # the expert has 42 with whole batches
+        (9, "Give a device with more, or lower learner.batch_size"),
+    ],
+)
+def test_what_cannot_fit_is_refused_with_the_nearest_that_does(gigabytes, said, monkeypatch):
+    def estimated(config, spec, devices=1):
+        sizes = dict.fromkeys(memory.DeviceMemory._fields, 0)
+        sizes["parameters"] = {"full": 40, "expert": 10}[config.agent.pi0.trainable] * 10**9
+        sizes["activations"] = 32 * 10**9 // config.learner.accumulate
+        return memory.LearnerMemory(memory.DeviceMemory(**sizes), 0, 0, 0)
+
+    monkeypatch.setattr(memory, "learner_memory", estimated)
+    config = load("fake_aloha_pi0", [])
+    limit = gigabytes and gigabytes * 10**9
+    with pytest.raises(ConfigError, match=re.escape(said)) if said else contextlib.nullcontext():
+        memory.check_fits(config, spec_of(config), estimated(config, None), limit)
+
+
+def test_the_limit_is_the_devices_or_what_the_host_has_beside_the_replay(monkeypatch):
+    monkeypatch.setattr(memory, "available_bytes", lambda: 100)
+    assert memory.memory_limit(replay=30) == 70
+    device = types.SimpleNamespace(memory_stats=lambda: {"bytes_limit": 60, "bytes_in_use": 1})
+    monkeypatch.setattr(jax, "local_devices", lambda: [device])
+    assert memory.memory_limit(replay=30) == 60
 
 
 # -- estimates against compiled programs, and against what a GPU measured -----------------------------------------
