@@ -60,7 +60,7 @@ NAMES = {  # page -> published names that its tables must have; groups.md has th
 FOREIGN_FLAGS = {"--successes_needed", "--dataset_type", "--max_episode_steps", "--num_episodes", "--no-deps",
                  *(name for names in NAMES.values() for name in names if name.startswith("--"))}  # fmt: skip
 DEEPER = {  # module of serl_chunk -> what of it a command line starts once it has read its settings
-    "cli.local": "run_local", "fleet.local": "run_both", "cli.learner": "run_learner run_offline",
+    "cli.local": "run_local", "fleet.local": "run_both", "cli.learner": "run_learner run_offline dry_run",
     "cli.evaluation": "run_evaluation", "cli.actor": "run_training_actor", "cli.record": "run_record",
     "runs.report.report": "build_report", "cli.doctor.doctor": "run_doctor", "cli.serve": "run_serve",
 }  # fmt: skip

@@ -274,7 +274,9 @@ class AlohaConfig(RobotConfig):
     cameras: tuple[str, ...] = setting(
         ("cam_high", "cam_low", "cam_left_wrist", "cam_right_wrist"), "cameras of the robot's file"
     )
-    image_size: int = _image_size(128, "size of camera frames")
+    image_size: int | tuple[int, int] = setting(
+        128, "size of camera frames: the side of squares, or HEIGHT,WIDTH", unit="pixels", least=8
+    )
     expert: Callable[[Any], Any] | None = setting(None, "expert(robot) -> Expert, for `serl-chunk record`", acts="")
 
     def _check(self) -> None:

@@ -176,12 +176,16 @@ def moves_spec(
 
 def joints_spec(
     name: str, control_hz: float, state_dim: int, low: tuple[float, ...], high: tuple[float, ...],
-    cameras: Sequence[str], image_size: int, max_episode_steps: int,
+    cameras: Sequence[str], image_size: int | tuple[int, int], max_episode_steps: int,
 ) -> RobotSpec:  # fmt: skip
-    """Return the specification of two arms that take targets of joints, `low` to `high`, and of a gripper, 0 to 1."""
+    """Return the specification of two arms that take targets of joints, `low` to `high`, and of a gripper, 0 to 1.
+
+    `image_size`: pixels of a side of square frames, or height and width.
+    """
     each = len(low) + 1
     arms, grippers = ((0, each), (each, 2 * each)), (each - 1, 2 * each - 1)
-    frames = tuple(CameraSpec(camera, image_size, image_size) for camera in cameras)
+    height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
+    frames = tuple(CameraSpec(camera, height, width) for camera in cameras)
     limits, joints = ((*low, 0.0) * 2, (*high, 1.0) * 2), tuple(range(2 * each))
     return RobotSpec(name, control_hz, state_dim, *limits, joints, grippers, frames, max_episode_steps, arms)
 

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from fold_box import write_episodes
 from learner_tools import learner_of, let_go
 
 from serl_chunk.agents.registry import make_agent
+from serl_chunk.cli import learner
 from serl_chunk.cli.process import load
 from serl_chunk.cli.record import run_record
+from serl_chunk.learner.memory import LearnerMemory
 from serl_chunk.main import main
 from serl_chunk.models.pi0 import tree
 from serl_chunk.outcomes.robot import spec_of
 from serl_chunk.runs.openpi_checkpoints import Checkpoint, export
+from serl_chunk.types import ConfigError
 
 EXPERIMENT = """
 from dataclasses import replace
@@ -77,21 +82,21 @@ def test_import_fine_tune_export_and_reload_act_alike(mine, tmp_path, capsys):
     assert main(["pi0", "import", str(tmp_path / "openpi"), str(file), "--exp_name", mine]) == 0
     config = load(mine, [("agent.pi0.weights", str(file))])
     run_record(config, 2, str(tmp_path / "demos"), policy="scripted", noise=None, cameras=("top",))
-    learner = learner_of(config, str(tmp_path / "demos"), tmp_path / "run")
-    for path, leaf in tree.flat(learner.base["pi0"]).items():
+    run = learner_of(config, str(tmp_path / "demos"), tmp_path / "run")
+    for path, leaf in tree.flat(run.base["pi0"]).items():
         np.testing.assert_array_equal(leaf, whole[path])
-    while learner.work() and not learner.trainer.done:
+    while run.work() and not run.trainer.done:
         pass
-    assert learner.updates == 20
-    learner.checkpoint()
-    params = learner.agent.published(learner.state, learner.base) | {"base": learner.base}
+    assert run.updates == 20
+    run.checkpoint()
+    params = run.agent.published(run.state, run.base) | {"base": run.base}
     rng = np.random.default_rng(0)
     observation = {
         "state": rng.normal(size=spec.state_dim).astype(np.float32),
         "images/top": rng.integers(0, 256, (24, 24, 3), dtype=np.uint8),
     }
-    acted, _ = learner.agent.sample(params, observation, jax.random.key(0), explore=False)
-    let_go(learner)
+    acted, _ = run.agent.sample(params, observation, jax.random.key(0), explore=False)
+    let_go(run)
 
     arguments = ["pi0", "export", str(tmp_path / "run"), str(tmp_path / "out"), "--exp_name", mine]
     assert main([*arguments, f"--config.agent.pi0.weights={file}"]) == 0
@@ -109,3 +114,36 @@ def test_import_fine_tune_export_and_reload_act_alike(mine, tmp_path, capsys):
     assert "folded into 10 arrays" in capsys.readouterr().out
     merged = Checkpoint(tmp_path / "merged").load(tree.without_lora(config.agent.pi0))
     jax.tree.map(np.testing.assert_array_equal, merged, tree.folded(config.agent.pi0, back)[0])
+
+
+def test_a_dry_run_of_the_released_sizes_shows_their_memory_and_checks_what_there_is(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(learner, "memory_limit", lambda replay: 80 * 10**9)
+    raw, flags = str(write_episodes(tmp_path / "raw")), ["--exp_name", "pi0_fold_box"]
+    tokens = Path(__file__).parents[1] / "data" / "pi0_transforms" / "tiny_spm.model"
+    more = [
+        f"--config.agent.language.model={tokens}", "--config.agent.pi0.weights=", "--config.robot.image_size=48",
+        "--config.replay.image_capacity=1600", "--config.replay.demo_capacity=600", "--config.replay.capacity=1600",
+        "--demo_path", raw, "--demo_color", "rgb", "--demo_hz", "50", "--checkpoint_path", "run",
+    ]  # fmt: skip
+    stats = ["--actions", "delta", "--mask", "6,-1,6,-1", "--horizon", "20", "--robot", "aloha"]
+    assert main(["data", "stats", raw, *stats, "--out", "aloha_fold_box"]) == 0
+    capsys.readouterr()
+    assert main([*flags, "--learner", "--dry_run", *more]) == 0
+    shown = capsys.readouterr().out
+    table = {line[:20].strip(): line[20:].split() for line in shown.splitlines()}
+    assert (table["MB of each device"], table["fits into 80 GB"]) == (["expert*", "none"], ["yes", "yes"])
+    assert table["parameters"] == ["1,258.9", "0.0"]  # of 314.7 million numbers
+    for line in ("weights: random", "data: 12 episodes, 36 windows, digest", "run: a new one", "can be started"):
+        assert line in shown
+    assert not Path("run").exists()
+
+    def refused(config, spec, memory, limit):
+        raise ConfigError(f"{memory} of {limit}", parameter="agent.pi0.trainable")
+
+    monkeypatch.setattr(learner, "learner_memory", lambda config, spec: LearnerMemory("too much", 0, 0, 0))
+    monkeypatch.setattr(learner, "check_fits", refused)
+    for offline in ([], ["--online_steps", "0"]):
+        assert main([*flags, "--learner", *more, *offline]) == 2
+        assert "too much" in capsys.readouterr().err
+    assert not Path("run").exists()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections import Counter
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from fold_box import write_small
+from ports import free_port
 from processes import PATIENCE, actor_totals, checkpoints, learner_totals, resumed_at
 
 from serl_chunk.agents.registry import make_agent
@@ -16,8 +20,10 @@ from serl_chunk.models.pi0 import tree
 from serl_chunk.outcomes.robot import spec_of
 from serl_chunk.runs.checkpoints import CheckpointStore
 from serl_chunk.runs.metrics import read_metrics
+from serl_chunk.runs.openpi_checkpoints import Checkpoint as CheckpointOfOpenpi
 from serl_chunk.runs.openpi_checkpoints import export
 
+ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(8 * PATIENCE)
 EXPERIMENT = "fake_aloha_pi0"
 TASKS = {"left": "cube to the target", "right": "hand the cube over"}
@@ -116,3 +122,67 @@ def test_two_texts_a_base_in_a_file_and_kills_of_both_sides(processes, tmp_path)
     base = weights.stat().st_size - 4 * trained
     kept = sum(f.stat().st_size for f in (run / "checkpoints" / str(newest)).rglob("*") if f.is_file())
     assert kept < 0.3 * base, (kept, base)
+
+
+class Page:
+    """The commands of docs/pi0.md from a checkpoint to a better one, run in `folder` in their order."""
+
+    WORDS = (("GPU_BOX", "127.0.0.1"), ("=gello", "=scripted"), ("--eval_n_trajs 20", "--eval_n_trajs 2"))
+
+    def __init__(self, folder, processes):
+        text = (ROOT / "docs" / "pi0.md").read_text()
+        section = re.search(r"^## From a checkpoint to a better one$(.*?)^## ", text, re.MULTILINE | re.DOTALL)[1]
+        self.left = re.findall(r"^\$ serl-chunk (.*)$", section, re.MULTILINE)
+        self._folder, self._processes = folder, processes
+
+    def start(self, begins, *more):
+        """Start the next command, which has the words `begins`."""
+        line = self.left.pop(0)
+        for shown, ours in self.WORDS:
+            line = line.replace(shown, ours)
+        words = line.split()
+        assert [word for word in begins.split() if word not in words] == []
+        return self._processes.start(*words, *more, cwd=self._folder)
+
+
+@pytest.mark.slow
+def test_the_page_leads_from_a_checkpoint_to_a_better_one(processes, tmp_path):
+    openpi = pytest.importorskip("openpi_client.websocket_client_policy")
+    write_small(tmp_path)
+    page, learns, acts = Page(tmp_path, processes), ("--debug",), ("--port", str(processes.port))
+    for begins in ("pi0 import", "data convert", "data stats"):
+        page.start(begins).ends()
+    assert "data: 12 episodes, 36 windows" in page.start("--learner --dry_run").ends()
+    run = tmp_path / "runs" / "fold_box"
+    assert not run.exists()
+    page.start("--learner --online_steps", *learns).ends()
+    assert checkpoints(run) == [0, 4, 8]
+    learner = page.start("--learner", *learns, *acts)
+    episodes, steps = actor_totals(page.start("--actor", *acts).ends())
+    output = learner.ends()
+    assert episodes > 1
+    assert (resumed_at(output), learner_totals(output)) == ((8, 0), (16, steps))
+    assert checkpoints(run)[-1] == 16
+    base = CheckpointOfOpenpi(tmp_path / "checkpoints" / "pi0_base").stored
+    evaluated = page.start("--actor --eval_arm").ends()
+    assert [f"arm={arm}" in evaluated for arm in ("one", "best")] == [True, True]
+    page.start("pi0 export").ends()
+    better = CheckpointOfOpenpi(tmp_path / "openpi" / "fold_box")
+    assert better.stored.keys() == base.keys()
+    changed = {
+        better.group_of(path)
+        for path, leaf in better.stored.items()
+        if not np.array_equal(leaf.read("float32"), base[path].read("float32"))
+    }
+    assert changed == {"expert", "projections"}
+    assert list(better.norm_stats()) == ["aloha_fold_box"]
+    assert sorted(folder.name for folder in (run / "exports").iterdir()) == ["16", "8"]
+    port = free_port()
+    served = page.start("serve", "--port", str(port))
+    assert page.left == []
+    served.says("serving pi0_fold_box")
+    client = openpi.WebsocketClientPolicy("127.0.0.1", port)
+    robot = client.get_server_metadata()
+    images = {name: np.zeros(size, np.uint8) for name, size in robot["images"].items()}
+    reply = client.infer({"state": np.zeros(14), "images": images, "prompt": "fold the box"})
+    assert (reply["actions"].shape, reply["policy_version"]) == ((20, 14), 16)
