@@ -234,9 +234,11 @@ class Agent(abc.ABC):
         """
         metrics: Metrics = {}
         if "critic" in draws:
-            critic_grads, metrics = self._critic_gradient(state, base, batch, draws["critic"])
+            with jax.named_scope("critic"):  # for a profiler's trace
+                critic_grads, metrics = self._critic_gradient(state, base, batch, draws["critic"])
         if "policy" in draws:
-            policy_grads, of_policy = self._policy_gradient(state, base, batch, draws["policy"], bc_only)
+            with jax.named_scope("policy"):
+                policy_grads, of_policy = self._policy_gradient(state, base, batch, draws["policy"], bc_only)
         if "critic" in draws:
             state = self._apply_critic_gradient(state, critic_grads)
         if "policy" in draws:

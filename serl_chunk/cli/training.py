@@ -121,6 +121,8 @@ def training_parser() -> Parser:
     add_aliases(learner, OF_THE_LEARNER)
     add("checkpoint_path", "run folder: created, or resumed (default: runs/EXP_NAME/TIME)", "DIR", "lboe")
     add("dry_run", "show the memory that it needs, check data, statistics, tokenizer and weights, and end", modes="l")
+    add("profile", "trace N updates after the first call with JAX's profiler, into the run's profile/", "N", "lbo",
+        type=int, default=0)  # fmt: skip
     add("bind", "address to listen on (default: this machine only); 0.0.0.0 for all, with keys, made if absent",
         "ADDRESS", "lb", default=LOOPBACK)  # fmt: skip
 
@@ -228,7 +230,9 @@ def _run_learning(config: ExperimentConfig, flags: argparse.Namespace) -> int:
     from serl_chunk.learner.building import RunOptions
 
     demos = demo_options(flags)
-    options = RunOptions(flags.demo_path, flags.checkpoint_path, demos, wandb=not flags.debug, n_envs=flags.n_envs)
+    options = RunOptions(
+        flags.demo_path, flags.checkpoint_path, demos, wandb=not flags.debug, profile=flags.profile, n_envs=flags.n_envs
+    )
     if flags.dry_run:
         from serl_chunk.cli.learner import dry_run
 
@@ -314,6 +318,9 @@ def check_flags(parser: argparse.ArgumentParser, flags: argparse.Namespace, conf
         ("n_envs" in given and mode == "l" and not (config.eval_interval or flags.launched_with_learner),
          "n_envs", "a learner alone has no simulators but those of its own evaluations. Add --eval_interval N."),
         (flags.n_envs is not None and flags.n_envs < 1, "n_envs", f"must be at least 1, got {flags.n_envs}"),
+        (flags.profile < 0, "profile", f"must be a number of updates, or 0 for none, got {flags.profile}"),
+        (flags.profile > 0 and config.agent.iterates, "profile",
+         f"it counts updates, and agent {config.agent.kind} trains in iterations. Remove it."),
         (flags.actors < 1, "actors", f"must be at least 1 process, got {flags.actors}"),
         (several and config.robot.real, "actors",
          f"each would drive the same robot ({one}). Start one --actor for each robot, with its own --actor_id."),

@@ -47,6 +47,7 @@ class RunOptions(NamedTuple):
     checkpoint_path: str | None = None  # the run folder; None for a new one
     demo_options: DemoOptions = DemoOptions()
     wandb: bool = False  # whether the metrics are sent to Weights & Biases
+    profile: int = 0  # updates that are traced
     n_envs: int | None = None  # simulators of the learner's own evaluations; None: see `rollouts.envs_at_once`
 
 
@@ -83,7 +84,7 @@ def build_learner(
             failed.callback(evaluate.close)
         learner = Learner(
             config, spec, agent, begins.preprocess, begins.data, metrics, publish=publish, threaded=threaded,
-            evaluate=evaluate, check=check, start=begins.start,
+            evaluate=evaluate, check=check, start=begins.start, profile=options.profile,
         )  # fmt: skip
         run.write_config()  # not before: until then the files of the previous process stay
         try:

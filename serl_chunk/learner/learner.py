@@ -24,9 +24,10 @@ from serl_chunk.agents.registry import trainer_of
 from serl_chunk.agents.spec import agent_spec
 from serl_chunk.agents.state import AgentState, Metrics, Params
 from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.data.preprocess import Preprocess
+from serl_chunk.data.preprocess import Preprocess, fit_preprocess
 from serl_chunk.io import fsync_path, plural
 from serl_chunk.learner.offline_data import InitialData, precompute_features
+from serl_chunk.learner.profiling import PROFILE, UpdateTrace
 from serl_chunk.learner.schedule import BY_LEARNER, Check, Evaluate, Evaluations, TrainingProgress
 from serl_chunk.learner.service import Received, RecordRouter
 from serl_chunk.learner.trainers.base import Trainer
@@ -67,6 +68,7 @@ class SnapshotPublisher:
             with contextlib.suppress(OSError):  # each version is synced before it is published
                 fsync_path(self._file.parent)
         self._copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
+        self.seconds = 0.0  # that it took so far to copy, flatten and publish
         self.error: BaseException | None = None  # what stopped the thread
         self._waiting: deque[tuple[Snapshot, dict[str, Any]]] = deque(maxlen=1)  # not flattened, and its info
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="publisher") if threaded else None
@@ -122,7 +124,9 @@ class SnapshotPublisher:
             except OSError as e:
                 self._complain(snapshot.version, e)
                 return
+        start = time.perf_counter()
         self._publish(snapshot._replace(params=self._agent.flatten_params(snapshot.params)), info)
+        self.seconds += time.perf_counter() - start
 
     def _publish_waiting(self) -> None:
         try:
@@ -171,14 +175,15 @@ class Learner:
         evaluate: called as `learner.eval_interval` sets; closed with the learner.
         check: called once with the policy that demonstrations trained, before an actor gets it.
         start: the policy that a fresh run begins with, of whose normaliser `preprocess` is.
+        profile: updates that are traced.
     """
 
     def __init__(
         self, config: ExperimentConfig, spec: RobotSpec, agent: Agent, preprocess: Preprocess, data: InitialData,
         metrics: MetricsLog, *, publish: Publish, threaded: bool, evaluate: Evaluate | None = None,
-        check: Check | None = None, start: PolicyCheckpoint | None = None,
+        check: Check | None = None, start: PolicyCheckpoint | None = None, profile: int = 0,
     ) -> None:  # fmt: skip
-        self.config, self.agent, self.metrics = config, agent, metrics
+        self.config, self.agent, self.metrics, self._spec = config, agent, metrics, spec
         c, a = config.learner, config.agent
         self.checkpoints = LearnerCheckpoints(metrics.run_dir, keep=c.keep_checkpoints)
         key, self.base = jax.random.key(config.seed), agent.source_base
@@ -215,7 +220,11 @@ class Learner:
         self._evaluations = Evaluations(evaluate, config.eval_interval if evaluate else 0, check, self._none_evaluated)
         self.idle = False  # whether the last look found no work: steps are waited for
         self.tick: Callable[[], None] = lambda: None  # for what takes long within one piece of work
-        self.stats = TrainingStats(metrics, self.replay, c.log_period, self.counters, preprocess.normaliser.mode)
+        self.stats = TrainingStats(
+            metrics, self.replay, c.log_period, self.counters, preprocess.normaliser.mode,
+            publishing=lambda: self._publisher.seconds,
+        )  # fmt: skip
+        self._trace = UpdateTrace(metrics.run_dir / PROFILE, profile)
         if restored is not None:
             self._resume(restored)
         self.trainer.check_data()
@@ -283,6 +292,7 @@ class Learner:
     def updated(self, updates: int, metrics: Metrics) -> None:
         """Count a compiled call of `updates` updates, of whatever kind."""
         self.checkpoints.unsaved = True
+        self._trace.updated(updates, metrics)
         self.stats.updated(updates, metrics)
 
     def evaluate_if_due(self, *, now: bool = False) -> bool:
@@ -362,11 +372,22 @@ class Learner:
             self.checkpoints.save(*content)
 
     def export(self) -> None:
-        """Write pi0, as it acts now, as openpi's checkpoint in bfloat16; one that is there already stays."""
+        """Write pi0, as it acts now, as openpi's checkpoint in bfloat16; one that is there already stays.
+
+        Of all exports the newest `learner.keep_checkpoints` are kept. None is written where the run's statistics are
+        not those of the file.
+        """
         from serl_chunk.runs.openpi_checkpoints import export, norm_stats_of  # slow to import, and few runs need it
 
         folder, model = self.metrics.run_dir / EXPORTS / str(self.updates), self.config.agent.as_pi0
         if model is None or folder.exists():
+            return
+        of_file = norm_stats_of(self.config.normaliser)
+        if of_file and fit_preprocess(self.config, self._spec, []).digest() != self.preprocess.digest():
+            logger.warning(
+                f"{folder}: not exported: {self.config.normaliser.norm_stats} has other statistics than this run began "
+                "with. Give the run's as normaliser.norm_stats"
+            )
             return
         trees = self._published().get("policy", {}), self.base
         trained, base = (jax.tree.map(lambda x: x.astype(jnp.bfloat16), tree.get("pi0", {})) for tree in trees)
@@ -375,8 +396,11 @@ class Learner:
             self.tick()
             try:
                 shutil.rmtree(partial, ignore_errors=True)
-                export(partial, model, trained, base, norm_stats_of(self.config.normaliser))
+                export(partial, model, trained, base, of_file)
                 partial.rename(folder)
+                steps = sorted(int(other.name) for other in folder.parent.iterdir() if other.name.isdigit())
+                for step in steps[: -self.config.learner.keep_checkpoints]:
+                    shutil.rmtree(folder.with_name(str(step)))
             except Exception as error:  # of many kinds where a disk is full; training is worth more
                 shutil.rmtree(partial, ignore_errors=True)
                 why = f"{type(error).__name__}: {error}"
@@ -392,6 +416,7 @@ class Learner:
     def close(self) -> None:
         """Write the final checkpoint, publish the last snapshot, stop the threads; failures are logged."""
         self.trainer.close()
+        self._trace.close()
         self._count_episodes()
         # Before and between the phases that count steps the final checkpoint is a timed one.
         unsaved = self.checkpoints.unsaved

@@ -27,6 +27,9 @@ class EpisodeStats(NamedTuple):
     returns: tuple[float, float] = (0.0, 0.0)  # the least and the greatest discounted one from any of its steps
     accelerations: tuple[float | None, float | None] = None, None  # at seams and elsewhere, see `seams`
     last_reward: float = 0.0  # which a correction replaces
+    # Of decisions among several candidates: the share in which another than the first acted, and the means of the value
+    # of the first and of the best; None without one.
+    candidates: tuple[float, float, float] | None = None
 
 
 @dataclasses.dataclass
@@ -55,6 +58,8 @@ class StoredEpisode:
     latest_frame_tick: np.ndarray = dataclasses.field(init=False)  # [C] last given
     recorded_tick: np.ndarray = dataclasses.field(init=False)  # [C] of it, or -1
     decisions: list[tuple[int, float]] = dataclasses.field(default_factory=list)  # (tick, q)
+    # Of each decision among candidates: whether another than the first acted, the value of the first, of the best.
+    candidates: list[tuple[float, float, float]] = dataclasses.field(default_factory=list)
     indexed: int = 0  # starts before this tick have been considered
     eligible: int = 0  # windows in the views
     excluded: int = 0  # windows that lack a recent image
@@ -158,7 +163,15 @@ def summarise(
         returns=(float(to_go.min()), float(to_go.max())),
         accelerations=accelerations(action, segments, episode.gaps, spec),
         last_reward=float(reward[-1]),
+        candidates=_means(episode.candidates),
     )
+
+
+def _means(rows: list[tuple[float, float, float]]) -> tuple[float, float, float] | None:
+    if not rows:
+        return None
+    other, first, best = np.mean(rows, axis=0).tolist()
+    return other, first, best
 
 
 def accelerations(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -95,7 +96,7 @@ class FeatureTable:
         self._holds = np.zeros(places, np.uint8)
         self._writes = np.zeros(places, np.int64)
         self._lock = threading.Lock()
-        self.computed = 0  # so far
+        self.computed, self.seconds = 0, 0.0  # so far, and the time that it took
 
     @property
     def nbytes(self) -> int:
@@ -151,17 +152,19 @@ class FeatureTable:
         def compute() -> Values:
             for load in loads:
                 load()
+            start = time.perf_counter()
             computed = embed(inputs)
             values = {name: computed[name] for name in self._values}
-            self._keep(places, writes, values)
+            self._keep(places, writes, values, time.perf_counter() - start)
             return values
 
         return compute
 
-    def _keep(self, places: np.ndarray, writes: np.ndarray, values: Values) -> None:
+    def _keep(self, places: np.ndarray, writes: np.ndarray, values: Values, seconds: float) -> None:
         """Keep `values` [K, ...] of the inputs in `places` that were not written since `writes` int64[K]."""
         with self._lock:
             self.computed += len(places)
+            self.seconds += seconds
             same = self._writes[places] == writes
             places = places[same]
             for name, kept in self._values.items():

@@ -27,6 +27,7 @@ from serl_chunk.replay.windows import (
     imitation_weights,
 )
 from serl_chunk.types import (
+    DECISION_PREFIX,
     Amend,
     Begin,
     ConfigError,
@@ -310,6 +311,7 @@ class Partitions:
         if tables:
             known, computed = (sum(getattr(t, name) for t in tables) for name in ("known", "computed"))
             out |= {"features_held": known, "feature_bytes": features, "features_computed": computed}
+            out["feature_seconds"] = sum(t.seconds for t in tables)
         if storage.tasks is not None:
             out["tasks"] = len(storage.tasks)
         return out | {
@@ -407,6 +409,7 @@ class EpisodeBuilder:
         if block.lost_ticks.any():
             episode.gaps = np.concatenate([episode.gaps, first + np.flatnonzero(block.lost_ticks)])
         episode.decisions += decisions
+        episode.candidates += candidate_values(block)
         if not episode.demonstration:  # which is whole at once: its end says all of it
             self._partitions.relabel(episode, first)
             self._partitions.index(episode)
@@ -523,6 +526,18 @@ def decision_values(block: StepBlock) -> list[tuple[int, float]]:
     # Where the values of several candidates are recorded, the best one was executed.
     best = np.asarray(q.values, np.float64).reshape(len(q.index), -1).max(1)
     return list(zip((block.first_tick + q.index).tolist(), best.tolist(), strict=True))
+
+
+def candidate_values(block: StepBlock) -> list[tuple[float, float, float]]:
+    """Return of each decision in `block` that recorded the values of several candidates: whether another than the first
+    acted, 0 or 1, and the values of the first and the best.
+    """
+    values, q = block.sparse.get(f"{DECISION_PREFIX}values"), block.sparse.get(f"{DECISION_PREFIX}q")
+    if values is None or q is None or values.values.ndim != 2 or values.values.shape[1] < 2:
+        return []
+    acted, rows = dict(decision_values(block)), np.asarray(values.values, np.float64)
+    each = zip((block.first_tick + values.index).tolist(), rows, strict=True)
+    return [(float(acted[t] != v[0]), float(v[0]), float(v.max())) for t, v in each if t in acted]
 
 
 def effective_rewards(reward: np.ndarray, config: RewardConfig, *, failed: bool) -> np.ndarray:

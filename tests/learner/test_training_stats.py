@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from unittest import mock
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from learner_tools import learner_of, let_go
@@ -15,7 +18,7 @@ from serl_chunk.config.agents.acfql import AcfqlConfig
 from serl_chunk.config.agents.acrlpd import AcrlpdConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.robots import FakeAlohaConfig
-from serl_chunk.learner.training_stats import ModelSpace, TrainingStats, ValueRange
+from serl_chunk.learner.training_stats import ModelSpace, TrainingStats, ValueRange, device_memory
 from serl_chunk.replay.episode import EpisodeStats
 from serl_chunk.replay.replay import OutsideCount
 from serl_chunk.runs.metrics import Counters, read_metrics
@@ -63,6 +66,30 @@ def test_what_takes_minutes_is_logged_at_once_and_named_while_it_lasts(tmp_path,
         with stats.evaluation():
             assert stats.busy == "it evaluates"
     assert stats.busy == ""
+
+
+def test_a_row_has_the_deviation_of_imitation_the_seconds_of_each_part_and_the_devices_memory(tmp_path, monkeypatch):
+    devices = [
+        SimpleNamespace(memory_stats=lambda n=n: {"bytes_in_use": n, "peak_bytes_in_use": 2 * n}) for n in (5, 9)
+    ]
+    monkeypatch.setattr(jax, "local_devices", lambda: devices)
+    spent = {"replay/feature_seconds": 2.0}
+    with open_log(tmp_path) as log:
+        replay = SimpleNamespace(stats=lambda: dict(spent))
+        stats = TrainingStats(log, replay, 4, lambda: NOW, "relative", publishing=lambda: 3.0)
+        for row in range(2):
+            with stats.timed("relabelling"):
+                time.sleep(0.01)
+            for loss in (1.0, 3.0, 1.0, 3.0):
+                stats.updated(1, {"actor/bc_loss": jnp.float32(loss + row)})
+            spent["replay/feature_seconds"] = 6.0
+    first, second = read_metrics(tmp_path)["train"]
+    assert (first["actor/bc_loss_std"], second["actor/bc_loss_std"]) == (1.0, 1.0)
+    assert [(row["timer/embed"], row["timer/publish"]) for row in (first, second)] == [(0.5, 0.75), (1.0, 0.0)]
+    assert first["timer/relabel"] >= 0.01 / 4
+    assert [first[f"device/{name}"] for name in ("bytes", "peak_bytes", "spread_bytes")] == [9, 18, 4]
+    monkeypatch.setattr(jax, "local_devices", lambda: [SimpleNamespace(memory_stats=lambda: None)])
+    assert device_memory() == {}
 
 
 def value_range(agent) -> ValueRange:

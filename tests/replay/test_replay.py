@@ -138,9 +138,9 @@ def test_episode_figures():
     replay = build(config(scale=1.0, offset=0.0, failure_reward=0.5))
     begin, *_, end = episode.records(RNG(0))
     steps = [episode.step(t)._replace(reward=float(t)) for t in range(6)]
-    steps[0] = steps[0]._replace(decision={"q": np.float32(0.25)})
-    candidates = {"q": np.array([0.1, 0.75], np.float32)}  # the best was executed
-    steps[4] = steps[4]._replace(decision=candidates, decision_tick=4)
+    first, best = {"q": 0.25, "values": [0.25, 0.375]}, {"q": 0.75, "values": [0.125, 0.75]}  # what acted
+    steps[0] = steps[0]._replace(decision={name: np.float32(value) for name, value in first.items()})
+    steps[4] = steps[4]._replace(decision={k: np.float32(v) for k, v in best.items()}, decision_tick=4)
     for record in (begin, StepBlock.from_steps("e0", steps[:3]), StepBlock.from_steps("e0", steps[3:]), end):
         replay.insert("s", record)
     (stats,) = replay.finished
@@ -148,6 +148,7 @@ def test_episode_figures():
     assert (stats.success, stats.human_ticks, stats.segments) == (False, 3, 1)
     last = 4 + 0.5 * 0.5  # the declared failure's reward stands for the recorded 5
     assert stats.decisions == ((0.25, 1 / 2 + 2 / 4 + 3 / 8 + last / 16), (0.75, last))
+    assert stats.candidates == (0.5, (0.25 + 0.125) / 2, (0.375 + 0.75) / 2)
 
 
 def test_eviction_is_whole_oldest_first_and_spares_open_episodes():

@@ -155,7 +155,8 @@ class PhaseTrainer(PretrainingTrainer):
             wants["policy"] = self._agent.batch_spec("policy")
         batches = self._next_batches(wants, n)
         if teacher is not None:
-            batches["policy"], chosen = teacher.next(learner.state, learner.base, learner.updates)
+            with learner.stats.timed("relabelling"):
+                batches["policy"], chosen = teacher.next(learner.state, learner.base, learner.updates)
         with learner.stats.first_call("updates"):
             learner.state, metrics = self._agent.update(learner.state, learner.base, batches)
         learner.updates += n
