@@ -16,6 +16,7 @@ from serl_chunk.config.agents.groups import GroupAgentConfig
 from serl_chunk.config.fields import (
     CAMERAS,
     CRITIC,
+    TRAINED,
     Group,
     Requirement,
     acting,
@@ -217,7 +218,11 @@ class LearnerConfig(Group, path="learner."):
 
     batch_size: int = setting(256, "windows per critic update, an even number", least=1)
     policy_batch_size: int | None = setting(
-        None, "windows of a policy's update; none: those of the last critic update before it", least=1
+        None,
+        "windows of a policy's update; none: those of the last critic update before it",
+        least=1,
+        requires=TRAINED,
+        off=None,
     )
     accumulate: int = setting(1, "micro-batches that an update's gradients are summed over", least=1)
     cta_ratio: int = setting(1, "critic updates in one compiled update, the last followed by the policy's", least=1)
@@ -248,7 +253,7 @@ class LearnerConfig(Group, path="learner."):
     checkpoint_period: int = setting(
         5_000, "updates between checkpoints; 0: only the last", unit="updates", least=0, requires=_PHASES
     )
-    keep_checkpoints: int = setting(20, "checkpoints that are kept", least=1)
+    keep_checkpoints: int = setting(20, "checkpoints that are kept, and exports of export_period", least=1)
     export_period: int = setting(
         0,
         "updates between exports of pi0 as openpi's checkpoints, in the run's exports/<step>; 0: none",

@@ -26,6 +26,7 @@ class Requirement(NamedTuple):
 
 
 CRITIC = Requirement("an agent with a critic (acfql or acrlpd)", lambda c: c.agent.has_critic)
+TRAINED = Requirement("a policy that is trained: agent.pi0.trainable other than none", lambda c: c.agent.trains_policy)
 CAMERAS = Requirement("cameras in agent.image_keys", lambda c: bool(c.agent.image_keys))
 LEARNED_GRIPPER = Requirement(
     "agent.gripper.choices, or a learned-gripper setup_mode", lambda c: c.agent.gripper.composition == "learned"

@@ -7,6 +7,7 @@ from errors import naming
 
 from serl_chunk.config.experiment import ActorConfig, ExperimentConfig
 from serl_chunk.config.fields import check_unused
+from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.presets import configured
 from serl_chunk.config.robots import FakeAlohaConfig, GymConfig
 from serl_chunk.types import ConfigError
@@ -52,6 +53,16 @@ def test_a_field_that_nothing_reads_is_refused_until_something_does(case):
     with pytest.raises(ConfigError, match=naming(path, value, switched[0][0])):
         asked(preset, (path, value))
     asked(preset, *others, *switched, (path, value))
+
+
+@pytest.mark.parametrize(
+    "setting", [("agent.bc_on", "demo"), ("agent.policy_updates", "2"), ("learner.policy_batch_size", "8")]
+)
+def test_a_constant_pi0_imitates_nothing(setting):
+    base = load_experiment("fake_aloha_pi0_rl")
+    with pytest.raises(ConfigError, match=naming(*setting, "agent.pi0.trainable")):
+        asked(None, setting, base=base)
+    asked(None, ("agent.pi0.trainable", "expert"), setting, base=base)
 
 
 def gym(*overrides: tuple[str, str]) -> None:

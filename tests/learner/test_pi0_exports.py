@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from unittest import mock
 
 import jax
 import ml_dtypes
@@ -59,4 +60,16 @@ def test_each_period_leaves_the_acting_pi0_and_a_disk_that_is_full_ends_no_train
         learner.work()
     assert sorted(folder.name for folder in exports.iterdir()) == ["1", "3"]
     assert exports.name == learner_module.EXPORTS
+
+    learner.config = dataclasses.replace(config, learner=dataclasses.replace(loop, keep_checkpoints=2))
+    learner.updates = 10  # its folder is the newest by number
+    learner.export()
+    assert sorted(folder.name for folder in exports.iterdir()) == ["10", "3"]
+    learner.updates = 11
+    with monkeypatch.context() as patch:  # the file is another one than the run's
+        patch.setattr("serl_chunk.runs.openpi_checkpoints.norm_stats_of", lambda config: {"arm": {}})
+        patch.setattr(learner_module, "fit_preprocess", lambda *_: mock.Mock(digest=lambda: "other"))
+        learner.export()
+    assert "11: not exported" in caplog.text
+    assert not (exports / "11").exists()
     let_go(learner)

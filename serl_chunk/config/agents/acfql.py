@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from serl_chunk.config.agents.base import ActorCriticConfig, CriticSees
 from serl_chunk.config.agents.policy import OF_PI0, PolicyConfig
-from serl_chunk.config.fields import acting, require, setting, shaping
+from serl_chunk.config.fields import TRAINED, acting, require, setting, shaping
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +20,9 @@ class AcfqlConfig(PolicyConfig, ActorCriticConfig):
     learns_to_choose = True
 
     expectile: float = setting(0.8, "expectile of Q over the data, the V of the critic's target", least=0.5, below=1)
-    policy_updates: int = setting(3, "flow updates after the last critic update: same batch, new noise", least=1)
+    policy_updates: int = setting(
+        3, "flow updates after the last critic update: same batch, new noise", least=1, requires=TRAINED
+    )
 
     critic_sees: CriticSees = shaping(
         "features",

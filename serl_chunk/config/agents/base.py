@@ -9,7 +9,7 @@ from serl_chunk.config.agents.critic import CriticConfig
 from serl_chunk.config.agents.encoder import EMBEDDED, EncoderConfig
 from serl_chunk.config.agents.gripper import GripperConfig
 from serl_chunk.config.agents.language import LanguageConfig
-from serl_chunk.config.fields import Group, acting, needs, require, setting, shaping
+from serl_chunk.config.fields import TRAINED, Group, acting, needs, require, setting, shaping
 
 if TYPE_CHECKING:
     from serl_chunk.config.agents.pi0 import Pi0Config
@@ -52,6 +52,8 @@ class AgentConfig(Group, path="agent."):
         None,
         "steps that are imitated; +successes: also the policy's own of successful episodes, at a fifth of the weight; "
         "none: +successes where a human intervenes, demo+interventions elsewhere",
+        requires=TRAINED,
+        off=None,
     )
     bc_joint_noise: float | None = setting(
         None,

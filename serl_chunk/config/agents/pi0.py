@@ -11,6 +11,7 @@ from serl_chunk.config.agents.language import VOCABULARY
 from serl_chunk.config.fields import (
     ABSENT,
     CAMERAS,
+    TRAINED,
     Group,
     Requirement,
     acting,
@@ -82,7 +83,6 @@ class ExpertConfig(TransformerConfig, path="agent.pi0.expert."):
     attention_alpha: float = _alpha(32.0, "expert")
 
 
-_TRAINED = Requirement("agent.pi0.trainable other than none", lambda c: c.agent.trains_policy)
 _LORA = Requirement(
     "low-rank additions: agent.pi0.vlm or agent.pi0.expert with attention_rank or mlp_rank above 0",
     lambda c: c.agent.pi0.vlm.has_lora or c.agent.pi0.expert.has_lora,
@@ -152,7 +152,7 @@ class Pi0Config(Group, path="agent.pi0."):
         "steps of a chunk (`--compat openpi`)",
     )
     flow_draws: int = setting(
-        1, "draws of noise and time of a window in its loss, behind one prefix", least=1, requires=_TRAINED
+        1, "draws of noise and time of a window in its loss, behind one prefix", least=1, requires=TRAINED
     )
     augment: bool = setting(
         True, "train on images that are cropped, rotated and coloured at random, as openpi", requires=CAMERAS

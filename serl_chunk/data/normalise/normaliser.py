@@ -21,6 +21,7 @@ STATE_FLOOR = 0.01  # least deviation of a state dimension
 ACTION_FLOOR = 0.02  # least scale of an action dimension: one that never moves must not explode
 _ROUNDING = 1e-5  # of float32: an action at a limit is encoded as 1 or a little more
 _EPSILON = 1e-6  # openpi's, added to every deviation and range
+_MOVE = 1.0  # m or rad, a move of a number of the state that statistics must stand
 _HUGE = 1000  # an encoded number from which on statistics are of a constant dimension
 
 
@@ -223,7 +224,7 @@ def _as_openpi(config: NormaliserConfig, spec: RobotSpec, horizon: int) -> Norma
         mean, std = _openpi_scale(config, _vector(config, "state", spec.state_dim, spec))
     centre, scale = _openpi_scale(config, _vector(config, "actions", spec.action_dim, spec))
     units = UNITS[config.robot]
-    _warn_of_constant(config, "state", mean, std, units.state(np.zeros(spec.state_dim)), mean + STATE_FLOOR)
+    _warn_of_constant(config, "state", mean, std, units.state(np.zeros(spec.state_dim)), mean + _MOVE)
     limits = (units.action(np.array(limit)) for limit in (spec.action_low, spec.action_high))
     _warn_of_constant(config, "actions", centre, scale, *limits)
     centres, scales = (np.tile(each, (horizon, 1)) for each in (centre, scale))
