@@ -202,6 +202,20 @@ def measured(model, batch):
     return replace(config, learner=learner, replay=replace(config.replay, prefetch=0))
 
 
+def assert_near_plan(config):
+    """Compare the memory of an experiment that makes one update a call with the plan of its compiled program."""
+    spec = spec_of(config)
+    agent, device = make_agent(config, spec), learner_memory(config, spec).device
+    state, base = jax.eval_shape(lambda key: (agent.init(key), agent.with_base.random(key)), jax.random.key(0))
+    batches = {}
+    for name, wanted in agent.wants().items():
+        shapes = batch_shapes(config, agent, wanted.size or config.learner.batch_size, wanted)
+        batches[name] = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), shapes)
+    planned = compiled(agent._update).lower(state, base, batches).compile().memory_analysis()
+    assert planned.argument_size_in_bytes == device.state + device.base + device.batches
+    assert device.gradients + device.activations == pytest.approx(planned.temp_size_in_bytes, rel=0.25)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("lenient")
 @pytest.mark.parametrize("millions", SIZES)
@@ -211,15 +225,15 @@ def test_estimates_are_near_what_the_compiler_plans(millions, trainable):
     model, batch = SIZES[millions]
     ranks = {"attention_rank": 8, "mlp_rank": 8}
     model = replace(model, vlm=replace(model.vlm, **ranks), expert=replace(model.expert, **ranks), trainable=trainable)
-    config = measured(model, batch)
-    spec = spec_of(config)
-    agent, device = make_agent(config, spec), learner_memory(config, spec).device
-    state, base = jax.eval_shape(lambda key: (agent.init(key), agent.with_base.random(key)), jax.random.key(0))
-    shapes = batch_shapes(config, agent, batch, agent.wants()["policy"])
-    batches = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), shapes)
-    planned = compiled(agent._update).lower(state, base, {"policy": batches}).compile().memory_analysis()
-    assert planned.argument_size_in_bytes == device.state + device.base + device.batches
-    assert device.gradients + device.activations == pytest.approx(planned.temp_size_in_bytes, rel=0.25)
+    assert_near_plan(measured(model, batch))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("lenient")
+@pytest.mark.parametrize("trainable", ["expert", "none"])
+def test_estimates_with_a_critic_are_near_what_the_compiler_plans(trainable):
+    """As above, of an update of the critic and pi0."""
+    assert_near_plan(load("fake_aloha_pi0_rl", [("agent.pi0.trainable", trainable), ("replay.prefetch", "0")]))
 
 
 @pytest.mark.slow
