@@ -144,6 +144,15 @@ class Page:
         assert [word for word in begins.split() if word not in words] == []
         return self._processes.start(*words, *more, cwd=self._folder)
 
+    def run(self, begins, *more):
+        """Start the next command, and return what it printed once it has ended."""
+        return ended(self.start(begins, *more))
+
+
+def ended(process):
+    process.until(lambda: not process.running, "it does not end", at_work="INFO")
+    return process.ends()
+
 
 @pytest.mark.slow
 def test_the_page_leads_from_a_checkpoint_to_a_better_one(processes, tmp_path):
@@ -151,22 +160,22 @@ def test_the_page_leads_from_a_checkpoint_to_a_better_one(processes, tmp_path):
     write_small(tmp_path)
     page, learns, acts = Page(tmp_path, processes), ("--debug",), ("--port", str(processes.port))
     for begins in ("pi0 import", "data convert", "data stats"):
-        page.start(begins).ends()
-    assert "data: 12 episodes, 36 windows" in page.start("--learner --dry_run").ends()
+        page.run(begins)
+    assert "data: 12 episodes, 36 windows" in page.run("--learner --dry_run")
     run = tmp_path / "runs" / "fold_box"
     assert not run.exists()
-    page.start("--learner --online_steps", *learns).ends()
+    page.run("--learner --online_steps", *learns)
     assert checkpoints(run) == [0, 4, 8]
     learner = page.start("--learner", *learns, *acts)
-    episodes, steps = actor_totals(page.start("--actor", *acts).ends())
-    output = learner.ends()
+    episodes, steps = actor_totals(page.run("--actor", *acts))
+    output = ended(learner)
     assert episodes > 1
     assert (resumed_at(output), learner_totals(output)) == ((8, 0), (16, steps))
     assert checkpoints(run)[-1] == 16
     base = CheckpointOfOpenpi(tmp_path / "checkpoints" / "pi0_base").stored
-    evaluated = page.start("--actor --eval_arm").ends()
+    evaluated = page.run("--actor --eval_arm")
     assert [f"arm={arm}" in evaluated for arm in ("one", "best")] == [True, True]
-    page.start("pi0 export").ends()
+    page.run("pi0 export")
     better = CheckpointOfOpenpi(tmp_path / "openpi" / "fold_box")
     assert better.stored.keys() == base.keys()
     changed = {
