@@ -27,7 +27,6 @@ from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.preprocess import Preprocess, fit_preprocess
 from serl_chunk.io import fsync_path, plural
 from serl_chunk.learner.offline_data import InitialData, precompute_features
-from serl_chunk.learner.profiling import PROFILE, UpdateTrace
 from serl_chunk.learner.schedule import BY_LEARNER, Check, Evaluate, Evaluations, TrainingProgress
 from serl_chunk.learner.service import Received, RecordRouter
 from serl_chunk.learner.trainers.base import Trainer
@@ -183,7 +182,7 @@ class Learner:
         metrics: MetricsLog, *, publish: Publish, threaded: bool, evaluate: Evaluate | None = None,
         check: Check | None = None, start: PolicyCheckpoint | None = None, profile: int = 0,
     ) -> None:  # fmt: skip
-        self.config, self.agent, self.metrics, self._spec = config, agent, metrics, spec
+        self.config, self.agent, self.metrics = config, agent, metrics
         c, a = config.learner, config.agent
         self.checkpoints = LearnerCheckpoints(metrics.run_dir, keep=c.keep_checkpoints)
         key, self.base = jax.random.key(config.seed), agent.source_base
@@ -222,9 +221,8 @@ class Learner:
         self.tick: Callable[[], None] = lambda: None  # for what takes long within one piece of work
         self.stats = TrainingStats(
             metrics, self.replay, c.log_period, self.counters, preprocess.normaliser.mode,
-            publishing=lambda: self._publisher.seconds,
+            publishing=lambda: self._publisher.seconds, profile=profile,
         )  # fmt: skip
-        self._trace = UpdateTrace(metrics.run_dir / PROFILE, profile)
         if restored is not None:
             self._resume(restored)
         self.trainer.check_data()
@@ -292,7 +290,6 @@ class Learner:
     def updated(self, updates: int, metrics: Metrics) -> None:
         """Count a compiled call of `updates` updates, of whatever kind."""
         self.checkpoints.unsaved = True
-        self._trace.updated(updates, metrics)
         self.stats.updated(updates, metrics)
 
     def evaluate_if_due(self, *, now: bool = False) -> bool:
@@ -383,7 +380,7 @@ class Learner:
         if model is None or folder.exists():
             return
         of_file = norm_stats_of(self.config.normaliser)
-        if of_file and fit_preprocess(self.config, self._spec, []).digest() != self.preprocess.digest():
+        if of_file and fit_preprocess(self.config, self.replay.spec, []).digest() != self.preprocess.digest():
             logger.warning(
                 f"{folder}: not exported: {self.config.normaliser.norm_stats} has other statistics than this run began "
                 "with. Give the run's as normaliser.norm_stats"
@@ -416,7 +413,7 @@ class Learner:
     def close(self) -> None:
         """Write the final checkpoint, publish the last snapshot, stop the threads; failures are logged."""
         self.trainer.close()
-        self._trace.close()
+        self.stats.close()
         self._count_episodes()
         # Before and between the phases that count steps the final checkpoint is a timed one.
         unsaved = self.checkpoints.unsaved

@@ -1,16 +1,60 @@
-"""A trace of JAX's profiler over some updates of a run."""
+"""What calls of updates take: figures of those since the last metric row, and a trace of JAX's profiler over some."""
 
 from __future__ import annotations
 
 import logging
+import statistics
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from serl_chunk.agents.state import Metrics
+
 logger = logging.getLogger(__name__)
 
 PROFILE = "profile"  # in a run folder
+_IMITATION = "actor/bc_loss"
+
+
+class CallFigures:
+    """Figures of the calls since the last metric row. For one thread.
+
+    Args:
+        publishing: the seconds that publishing took so far, on a thread of its own.
+        trace: counts the calls too.
+    """
+
+    def __init__(self, publishing: Callable[[], float], trace: UpdateTrace) -> None:
+        self._publishing, self.trace = publishing, trace
+        self._imitation: list[Any] = []  # loss of each call
+        self._aside = {"embed": 0.0, "publish": 0.0}  # seconds of other threads, until the last row
+
+    def called(self, updates: int, metrics: Metrics) -> None:
+        """Count a call of so many updates."""
+        self.trace.updated(updates, metrics)
+        if _IMITATION in metrics:
+            self._imitation.append(metrics[_IMITATION])
+
+    def row(self, replay: Mapping[str, Any], updates: int) -> dict[str, float]:
+        """Return the figures of a row about so many `updates`, with `Replay.stats`, and begin the next one's."""
+        aside = {"embed": float(replay.get("replay/feature_seconds", 0.0)), "publish": self._publishing()}
+        out = {f"timer/{name}": (total - self._aside[name]) / max(updates, 1) for name, total in aside.items()}
+        if len(self._imitation) > 1:
+            out["actor/bc_loss_std"] = statistics.pstdev(map(float, self._imitation))
+        self._imitation, self._aside = [], aside
+        return out | device_memory()
+
+
+def device_memory() -> dict[str, float]:
+    """Return the bytes in use of the fullest device, the peak of any, and by how many they differ; none of a CPU."""
+    found = [stats for device in jax.local_devices() if "bytes_in_use" in (stats := device.memory_stats() or {})]
+    if not found:
+        return {}
+    used = [stats["bytes_in_use"] for stats in found]
+    peak = max(stats.get("peak_bytes_in_use", 0) for stats in found)
+    return {"device/bytes": max(used), "device/peak_bytes": peak, "device/spread_bytes": max(used) - min(used)}
 
 
 class UpdateTrace:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ import jax
 
 from serl_chunk.agents.state import Metrics
 from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.learner.profiling import PROFILE, CallFigures, UpdateTrace
 from serl_chunk.replay.episode import EpisodeStats
 from serl_chunk.replay.partitions import realised_returns
 from serl_chunk.replay.replay import Half, Replay
@@ -24,30 +24,29 @@ logger = logging.getLogger(__name__)
 
 RECENT = 20  # episodes in the success without intervention
 MEASURE_AFTER = 2.0  # seconds without a metric row from which a waiting learner renews what the status line shows
-_IMITATION = "actor/bc_loss"
 _DUST = 1e-6  # of sums of float32 rewards
 
 
 class TrainingStats:
     """Writes a metric row every `log_period` updates and one for every episode; times are seconds.
 
-    `publishing`: the seconds that publishing took so far, on a thread of its own.
+    Args:
+        publishing: see `CallFigures`.
+        profile: updates that are traced.
     """
 
     def __init__(
         self, metrics: MetricsLog, replay: Replay, log_period: int, counters: Callable[[], Counters], mode: str,
-        publishing: Callable[[], float] = lambda: 0.0,
+        publishing: Callable[[], float] = lambda: 0.0, profile: int = 0,
     ) -> None:  # fmt: skip
         self.metrics, self.model_space = metrics, ModelSpace(metrics, replay, mode)
         self._replay, self._log_period, self._counters = replay, log_period, counters
-        self._publishing = publishing
+        self._calls = CallFigures(publishing, UpdateTrace(metrics.run_dir / PROFILE, profile))
         self._last_metrics: Any = None
         # Since the last row, but for `_updates`, which counts on.
         self._start = time.perf_counter()
         self._updates = self._logged_updates = self._env_steps = 0
         self._waited, self._seconds = 0.0, {"sampling": 0.0, "actors_waited": 0.0, "relabelling": 0.0}
-        self._imitation: list[Any] = []  # loss of each call
-        self._aside = {"embed": 0.0, "publish": 0.0}  # seconds of other threads, until the last row
         self.rates: dict[str, float] = {}
         self._compiling, self._called = "", set[str]()
         self.waiting = (0.0, 0.0)  # recent shares of time the learner waited for steps, and actors for updates
@@ -147,8 +146,7 @@ class TrainingStats:
         jax.block_until_ready(self._last_metrics)
         self._last_metrics = metrics
         self._updates += updates
-        if _IMITATION in metrics:
-            self._imitation.append(metrics[_IMITATION])
+        self._calls.called(updates, metrics)
 
     def _measure(self, now: float) -> None:
         seconds, done = max(now - self._start, 1e-9), self._updates - self._logged_updates
@@ -170,15 +168,14 @@ class TrainingStats:
         now, counters = time.perf_counter(), self._counters()
         self._measure(now)
         values, stats = {k: float(v) for k, v in metrics.items()}, self._replay.stats()
-        if len(self._imitation) > 1:
-            values["actor/bc_loss_std"] = statistics.pstdev(map(float, self._imitation))
-        aside = {"embed": float(stats.get("replay/feature_seconds", 0.0)), "publish": self._publishing()}
-        done = max(self._updates - self._logged_updates, 1)
-        timers = {f"timer/{name}": (total - self._aside[name]) / done for name, total in aside.items()}
-        self.metrics.train(counters, {**values, **self.rates, **timers, **device_memory(), **stats})
-        self._imitation, self._aside = [], aside
+        values |= self._calls.row(stats, self._updates - self._logged_updates)
+        self.metrics.train(counters, {**values, **self.rates, **stats})
         self._start, self._env_steps, self._logged_updates = now, counters.env_steps, self._updates
         self._waited, self._seconds = 0.0, dict.fromkeys(self._seconds, 0.0)
+
+    def close(self) -> None:
+        """End a trace that is not whole."""
+        self._calls.trace.close()
 
     def episode(self, e: EpisodeStats, *, number: int, phase: Literal["warmup", "train"]) -> None:
         """Write the row of an online episode, the `number`th."""
@@ -201,16 +198,6 @@ class TrainingStats:
         key = session, amend.episode_id
         recent = [e._replace(success=success) if (e.session, e.episode_id) == key else e for e in self._recent]
         self._recent = deque((e for e in recent if e.success is not None), maxlen=RECENT)
-
-
-def device_memory() -> dict[str, float]:
-    """Return the bytes in use of the fullest device, the peak of any, and by how many they differ; none of a CPU."""
-    found = [stats for device in jax.local_devices() if "bytes_in_use" in (stats := device.memory_stats() or {})]
-    if not found:
-        return {}
-    used = [stats["bytes_in_use"] for stats in found]
-    peak = max(stats.get("peak_bytes_in_use", 0) for stats in found)
-    return {"device/bytes": max(used), "device/peak_bytes": peak, "device/spread_bytes": max(used) - min(used)}
 
 
 class ModelSpace:

@@ -95,6 +95,10 @@ class Replay:
         # Of demonstrations and of finished online episodes that came to this process; complete with each of them.
         self.outside_model_space: dict[Half, OutsideCount] = {"demo": OutsideCount(), "online": OutsideCount()}
 
+    @property
+    def spec(self) -> RobotSpec:
+        return self._partitions.storage.spec
+
     def add_demo(self, *episodes: Episode, session: str = DEMO_SESSION) -> None:
         """Add demonstrations, which are never evicted, under a session that later corrections name.
 

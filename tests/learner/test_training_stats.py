@@ -18,7 +18,8 @@ from serl_chunk.config.agents.acfql import AcfqlConfig
 from serl_chunk.config.agents.acrlpd import AcrlpdConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.robots import FakeAlohaConfig
-from serl_chunk.learner.training_stats import ModelSpace, TrainingStats, ValueRange, device_memory
+from serl_chunk.learner.profiling import device_memory
+from serl_chunk.learner.training_stats import ModelSpace, TrainingStats, ValueRange
 from serl_chunk.replay.episode import EpisodeStats
 from serl_chunk.replay.replay import OutsideCount
 from serl_chunk.runs.metrics import Counters, read_metrics
