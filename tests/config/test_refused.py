@@ -90,7 +90,6 @@ REFUSED: list[tuple[Any, dict[str, Any], tuple[object, ...]]] = [
     (tiny, {"trainable": "lora"}, ("agent.pi0.trainable", "agent.pi0.vlm.mlp_rank")),
     (tiny, {"trainable": "lora_expert"}, ("agent.pi0.trainable", "lora_expert")),
     (GroupConfig, {"init_states": "seeds:0"}, ("group.init_states", "seeds:0", "seeds:N")),
-    (GroupConfig, {"size": 1}, ("group.baseline", "loo", "group.size", 1, "value")),
     (GroupConfig, {"groups": 129}, ("group.max_groups", 129, 128)),
     (PublishedQcConfig, {"fourier_feature_dim": 5}, ("agent.fourier_feature_dim", 5, "even")),
 ]  # fmt: skip
