@@ -23,12 +23,11 @@ TESTS = Path(__file__).parent
 LONG = ("", "agents", "learner", "system")  # folders whose files take longest
 MARKS = {"agents": "compiles", "models": "compiles", "system": "system"}  # of every test in a folder
 COMPILING = ("agents", "learner", "models")  # folders whose tests compile quickly rather than well
-# What JAX would do silently is an error, and there are two devices; also in the processes that tests start. But for:
+# What JAX would do silently is an error, also in the processes that tests start. But for:
 # optax's powers of mixed types (agents/optimiser.py, classifier/train.py); doubles (agents/test_exact_sums.py); pi0,
 # which is written as openpi's code is, so that it has its numbers; the plain agents that benchmarks compare ours with.
 STRICT = {"jax_numpy_dtype_promotion": "strict", "jax_numpy_rank_promotion": "raise"}
 LENIENT = ("pi0", "test_serve", "test_benchmarks")  # parts of names of files
-DEVICES = "--xla_force_host_platform_device_count"
 EXAMPLES = "SERL_CHUNK_TEST_EXAMPLES"  # the hypothesis profile: see tests/support/properties.py
 
 logging.getLogger("serl_chunk").setLevel(logging.INFO)  # for `caplog`
@@ -54,8 +53,6 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault(f"{CACHE_LEAST}_COMPILE_TIME_SECS", "0")
     os.environ.setdefault(f"{CACHE_LEAST}_ENTRY_SIZE_BYTES", "-1")
     os.environ.update({name.upper(): value for name, value in STRICT.items()})
-    if DEVICES not in os.environ.get("XLA_FLAGS", ""):
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DEVICES}=2"
     if "jax" in sys.modules:  # a plugin imported it, and JAX reads the environment on import
         set_now = sys.modules["jax"].config.update
         for name, value in STRICT.items():

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from serl_chunk.agents.actor_critic import ActorCritic
+from serl_chunk.agents.compilation import Compile, Place, compiled
 from serl_chunk.agents.losses.imitation import imitated, imitated_numbers
 from serl_chunk.agents.policies.base import ChunkPolicy, observation_key
 from serl_chunk.agents.policies.choice import policy_of
@@ -56,7 +57,7 @@ class FlowActor(ActorCritic):
         return self.initial_state(rng, self.net.init(key_of(rng, "flow")))
 
     def pretrained(self, state: AgentState) -> AgentState:
-        policy = self.net.pretrained(state.policy)
+        policy = self.net.pretrained(state.policy, self.place)
         average = jax.tree.map(jnp.copy, policy) if state.policy_average else {}
         return super().pretrained(state).replace(policy=policy, policy_average=average)
 
@@ -114,7 +115,10 @@ class Acfql(FlowActor):
         super().__init__(config, spec, with_value=True)
         self.policy_updates = config.policy_updates
         self.act_by(policy_of(config, self.perception))
-        self.relabel = jax.jit(self._relabel)
+
+    def compile(self, by: Compile = compiled, *, shares: int = 1, place: Place = jnp.array) -> None:
+        super().compile(by, shares=shares, place=place)
+        self.relabel = by(self._relabel, batch=2)
 
     def acting_noise(
         self, params: Params, key: jax.Array, observation: Observation, *, explore: bool, alone: Alone = False

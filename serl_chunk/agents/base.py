@@ -13,6 +13,7 @@ import numpy as np
 import optax
 from flax.traverse_util import flatten_dict
 
+from serl_chunk.agents.compilation import Compile, Place, compiled
 from serl_chunk.agents.optimiser import adam, descend, gradient, soft_update
 from serl_chunk.agents.perception import Perception
 from serl_chunk.agents.policies.base import HasBase
@@ -35,9 +36,6 @@ from serl_chunk.agents.vision import ObservationEmbedder, digest_of
 from serl_chunk.config.agents.base import AgentConfig
 from serl_chunk.types import ChunkBatch, ConfigError
 
-# Without it XLA for CPUs copies each network once an update, because losses read what the update replaces.
-_COMPILER_OPTIONS = {"xla_cpu_copy_insertion_use_region_analysis": True}
-
 _WHOLE = ("heads",)  # draws that are of no row of a batch
 # Of the blocks in which `Agent.decide` computes `rows`: products of matrices of another size round otherwise. One state
 # alone costs what a block does, and larger blocks are hardly faster. Frames cost the same each: a block has one row.
@@ -47,13 +45,6 @@ ROWS = 4
 def _scan(step: Callable[[AgentState, Any], Updated], state: AgentState, xs: Any, length: int | None = None) -> Updated:
     state, metrics = jax.lax.scan(step, state, xs, length=length)
     return state, jax.tree.map(jnp.mean, metrics)
-
-
-def compiled(update: Callable[..., Updated]) -> Callable[..., Updated]:
-    """`update`, whose first argument is a state, compiled; it donates the state."""
-    # Donated buffers go to outputs of their shape in order: dropping an unused one would shift and copy the rest.
-    options = _COMPILER_OPTIONS if jax.default_backend() == "cpu" else None
-    return jax.jit(update, donate_argnums=0, keep_unused=True, compiler_options=options)
 
 
 class Agent(abc.ABC):
@@ -84,12 +75,22 @@ class Agent(abc.ABC):
         self.policy_optimiser = adam(config.optimiser("policy"))
         self.critic_optimiser = adam(config.optimiser("critic"))
         self.new_state = jax.jit(self.init)  # op by op it takes twice as long
-        self.update = compiled(self._update)
-        self.update_policy = compiled(self._update_policy)
-        self.update_critic = compiled(self._update_critic)
         self._sample = jax.jit(self._sample_chunk, static_argnames="explore")
         self._decide = jax.jit(self._decide_each, static_argnames="explore")
         self._decide_some = jax.jit(self._decide_blocks, static_argnames="explore")
+        self.compile()
+
+    def compile(self, by: Compile = compiled, *, shares: int = 1, place: Place = jnp.array) -> None:
+        """Compile what a learner calls.
+
+        Args:
+            shares: parts of a batch, one after the other, of which each is on a device of its own.
+            place: takes each array that is read from a file of weights.
+        """
+        self.shares, self.place = shares, place
+        self.update = by(self._update, batch=2, axis=1, updates=True)
+        self.update_policy = by(self._update_policy, batch=2, axis=1, updates=True)
+        self.update_critic = by(self._update_critic, batch=2, axis=1, updates=True)
 
     # -- parts of agents -------------------------------------------------------------------------------------
 
@@ -247,10 +248,14 @@ class Agent(abc.ABC):
         return state, metrics
 
     def _summed(self, loss: Callable[..., Loss], params: Params, batch: ChunkBatch, draws: Noise) -> Any:
-        """`losses.gradient` of `loss(params, batch, draws)` over the micro-batches."""
+        """`gradient` of `loss(params, batch, draws)`."""
         whole = {name: draws[name] for name in _WHOLE if name in draws}
         rows = batch, {name: value for name, value in draws.items() if name not in whole}
-        return gradient(lambda p, cut: loss(p, cut[0], {**cut[1], **whole}), params, rows, self.spec.micro_batches)
+        return self.gradient(lambda p, cut: loss(p, cut[0], {**cut[1], **whole}), params, rows)
+
+    def gradient(self, loss: Callable[[Params, Any], Loss], params: Params, rows: Any) -> Any:
+        """`optimiser.gradient` over the micro-batches, to each of which every device has rows."""
+        return gradient(loss, params, rows, self.spec.micro_batches, self.shares)
 
     def _critic_gradient(
         self, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise
@@ -336,7 +341,7 @@ class Agent(abc.ABC):
 
     def new_base(self, rng: jax.Array) -> Params:
         """The base of a run: of its `source`, else random. Raises ConfigError."""
-        return self.with_base.base(key_of(rng, "base"))
+        return self.with_base.base(key_of(rng, "base"), self.place)
 
     @functools.cached_property
     def source_base(self) -> Params:
@@ -360,13 +365,13 @@ class Agent(abc.ABC):
 
     def pretrained(self, state: AgentState) -> AgentState:
         """A fresh state with the weights of `encoder.weights`, a run's start, in every backbone. Raises ConfigError."""
-        return self.perception.vision.pretrained(state)
+        return self.perception.vision.pretrained(state, self.place)
 
     def with_policy(self, state: AgentState, published: Mapping[str, np.ndarray]) -> AgentState:
         """A fresh state with the policy of a run, of its published parameters. Raises ConfigError: another network."""
         prefix = "policy/"
         leaves = {path.removeprefix(prefix): leaf for path, leaf in published.items() if path.startswith(prefix)}
-        policy = unflatten_params(leaves, state.policy)
+        policy = unflatten_params(leaves, state.policy, self.place)
         average = jax.tree.map(jnp.copy, policy) if state.policy_average else {}
         return state.replace(policy=policy, policy_average=average)
 

@@ -41,7 +41,7 @@ class Bc(Agent):
         return self.fresh_state(key_of(rng, "state"), self.net.init(key_of(rng, "policy")))
 
     def pretrained(self, state: AgentState) -> AgentState:
-        policy = self.net.pretrained(state.policy)
+        policy = self.net.pretrained(state.policy, self.place)
         average = jax.tree.map(jnp.copy, policy) if self.config.policy_ema else {}
         return state.replace(policy=policy, policy_average=average)
 

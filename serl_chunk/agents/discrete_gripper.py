@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from serl_chunk.agents.base import Agent
+from serl_chunk.agents.compilation import Compile, Place, compiled
 from serl_chunk.agents.grasp_critic import (
     GraspCritic,
     GripperActions,
@@ -22,7 +23,7 @@ from serl_chunk.agents.grasp_critic import (
     select_action,
 )
 from serl_chunk.agents.losses.imitation import imitated_numbers
-from serl_chunk.agents.optimiser import adam, descend, gradient, soft_update
+from serl_chunk.agents.optimiser import adam, descend, soft_update
 from serl_chunk.agents.spec import GRIPPER, AgentSpec
 from serl_chunk.agents.state import (
     AgentState,
@@ -55,6 +56,11 @@ class ArmAndGripper(Agent):
         for name in ("policy_updates", "together", "imitates"):
             setattr(self, name, getattr(self.inner, name))
         self._order = np.argsort(np.concatenate([self.arm, self.grippers]))
+
+    def compile(self, by: Compile = compiled, *, shares: int = 1, place: Place = jnp.array) -> None:
+        super().compile(by, shares=shares, place=place)
+        if shares > 1:  # else the arm's agent is not made yet, or is as it was made
+            self.inner.compile(by, shares=shares, place=place)
 
     def arm_batch(self, state: AgentState, batch: ChunkBatch) -> ChunkBatch:
         values = {name: getattr(batch, name) for name in ("actions", "bc_dims", "bc_action_shift")}
@@ -216,16 +222,16 @@ class LearnedGripper(ArmAndGripper):
     def step(
         self, state: AgentState, base: Params, batch: ChunkBatch, draws: Mapping[str, Noise], *, bc_only: bool = False
     ) -> Updated:
-        grasp, parts = {**state.grasp}, self.spec.micro_batches
+        grasp = {**state.grasp}
         metrics: Metrics = {}
         if "critic" in draws and self.has_critic:
             loss = lambda critic, part: self.grasp_critic_loss(critic, state.grasp, part)  # noqa: E731
-            grads, metrics, _ = gradient(loss, grasp["critic"], batch, parts)
+            grads, metrics, _ = self.gradient(loss, grasp["critic"], batch)
             critic, opt = descend(self.grasp_optimiser, grads, grasp["critic_opt"], grasp["critic"])
             target = soft_update(critic, grasp["target"], self.tau)
             grasp |= {"critic": critic, "target": target, "critic_opt": opt}
         if "policy" in draws:
-            grads, of_policy, _ = gradient(self.grasp_policy_loss, grasp["policy"], batch, parts)
+            grads, of_policy, _ = self.gradient(self.grasp_policy_loss, grasp["policy"], batch)
             policy, opt = descend(self.grasp_optimiser, grads, grasp["policy_opt"], grasp["policy"])
             average = self.averaged(state, policy, grasp["policy_average"])
             grasp |= {"policy": policy, "policy_average": average, "policy_opt": opt}

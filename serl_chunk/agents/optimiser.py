@@ -68,12 +68,13 @@ def descend(optimiser: optax.GradientTransformation, grads: Params, opt: Any, pa
 
 
 def gradient(
-    loss: Callable[[Params, Any], Loss], params: Params, rows: Any, parts: int = 1
+    loss: Callable[[Params, Any], Loss], params: Params, rows: Any, parts: int = 1, shares: int = 1
 ) -> tuple[Params, Metrics, jax.Array]:
     """The gradient of `loss(params, rows)`, its metrics and its value, of the whole batch or over `parts` equal ones.
 
     Every array of `rows` has the batch's axis first. The sums' weights must not depend on `params`; those of the whole
-    batch are summed first, so that the parts' gradients add up to the whole one's.
+    batch are summed first, so that the parts' gradients add up to the whole one's. Each part has as many rows of each
+    of `shares`, blocks of the batch that lie on devices of their own, so that none moves.
     """
 
     def value(params: Params, rows: Any, weights: tuple[jax.Array, ...] | None) -> tuple[jax.Array, dict[str, Sum]]:
@@ -86,7 +87,12 @@ def gradient(
     if parts == 1:
         (total, metrics), grads = differentiated(params, rows, None)
     else:
-        cut = jax.tree.map(lambda x: x.reshape(parts, -1, *x.shape[1:]), rows)
+
+        def divided(x: jax.Array) -> jax.Array:
+            x = x.reshape(shares, parts, -1, *x.shape[1:])
+            return jnp.moveaxis(x, 1, 0).reshape(parts, -1, *x.shape[3:])
+
+        cut = jax.tree.map(divided, rows)
         # The compiler drops the networks, which most weights do not depend on.
         each = jax.lax.scan(lambda _, part: (None, tuple(t.weight for t in loss(params, part).terms)), None, cut)[1]
         weights = jax.tree.map(lambda x: jnp.sum(x, axis=0), each)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from serl_chunk.agents.compilation import Place
 from serl_chunk.models.sums import Sum
 from serl_chunk.types import Array, ConfigError
 
@@ -71,8 +72,8 @@ def flatten_params(params: Params) -> dict[str, np.ndarray]:
     return {k: np.asarray(v) for k, v in flatten_dict(params, sep="/").items()}
 
 
-def unflatten_params(flat: Mapping[str, np.ndarray], expected: Params) -> Params:
-    """The inverse of `flatten_params`, copied to the device; `expected` has the shapes and dtypes.
+def unflatten_params(flat: Mapping[str, np.ndarray], expected: Params, place: Place = jnp.array) -> Params:
+    """The inverse of `flatten_params`, copied to the device by `place`; `expected` has the shapes and dtypes.
 
     Raises ConfigError with the first path that is missing, unknown, or of another shape or dtype.
     """
@@ -96,4 +97,4 @@ def unflatten_params(flat: Mapping[str, np.ndarray], expected: Params) -> Params
             f"the snapshot carries {unknown[0]!r}, which this agent does not have: use the same --exp_name and "
             "settings on both sides, and in a run that begins with another's policy those of what is trained"
         )
-    return unflatten_dict({k: jnp.array(v) for k, v in flat.items()}, sep="/")  # jnp.array copies
+    return unflatten_dict({k: place(v) for k, v in flat.items()}, sep="/")

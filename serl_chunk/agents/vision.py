@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from serl_chunk.agents.compilation import Compile, Place, compiled
 from serl_chunk.agents.spec import FeatureSpec
 from serl_chunk.agents.state import AgentState, Observation, Params
 from serl_chunk.config.agents.base import AgentConfig
@@ -37,7 +38,12 @@ class ObservationEmbedder:
     def __init__(
         self, features: Mapping[str, FeatureSpec], embed: Callable[[Params, Observation], jax.Array], base: Params
     ) -> None:
-        self.features, self._base, self._embed = features, base, jax.jit(embed)
+        self.features, self._base, self._function = features, base, embed
+        self.compile()
+
+    def compile(self, by: Compile = compiled) -> None:
+        """Compile the function again, for other devices."""
+        self._embed = by(self._function, batch=1)
 
     def __call__(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the features float16[N, *shape] of which all entries [N, ...] are in `inputs`, for any N."""
@@ -92,7 +98,7 @@ class Vision:
                 "agent.encoder.pooling=mean"
             )
 
-    def base(self, key: jax.Array) -> Params:
+    def base(self, key: jax.Array, place: Place = jnp.array) -> Params:
         """The base: weights of `encoder.weights`, else random ones; empty without a frozen backbone.
 
         Raises ConfigError for a file that is absent or holds something else.
@@ -102,7 +108,7 @@ class Vision:
         if not self.source:
             return self.random(key)
         weights = read_weights(self.source, resnet10_leaves())
-        return {_BACKBONE: unflatten_dict({k: jnp.array(v) for k, v in weights.items()}, sep="/")}
+        return {_BACKBONE: unflatten_dict({k: place(v) for k, v in weights.items()}, sep="/")}
 
     def random(self, key: jax.Array) -> Params:
         """A base of random weights, which has the shapes and dtypes of any."""
@@ -147,11 +153,11 @@ class Vision:
             return features(images)
         return jax.lax.stop_gradient(map_blocks(features, (images,), rows=_ROWS))
 
-    def pretrained(self, state: State) -> State:
+    def pretrained(self, state: State, place: Place = jnp.array) -> State:
         """`state` with the weights of `encoder.weights` in every backbone that is trained. Raises ConfigError."""
-        return state.replace(**{name: self.filled(getattr(state, name)) for name in _TREES})
+        return state.replace(**{name: self.filled(getattr(state, name), place) for name in _TREES})
 
-    def filled(self, tree: Params) -> Params:
+    def filled(self, tree: Params, place: Place = jnp.array) -> Params:
         """A network's parameters with these weights in every backbone that is trained. Raises ConfigError."""
         if not self._config.weights or not self._cameras or self.frozen:
             return tree
@@ -160,7 +166,7 @@ class Vision:
         for path in flat:
             if _BACKBONE in path:
                 # one copy per tree, because updates donate each
-                flat[path] = jnp.array(weights["/".join(path[path.index(_BACKBONE) + 1 :])])
+                flat[path] = place(weights["/".join(path[path.index(_BACKBONE) + 1 :])])
         return unflatten_dict(flat)
 
 

@@ -23,6 +23,7 @@ from serl_chunk.evaluation.by_learner import OwnEvaluation, check_simulator
 from serl_chunk.evaluation.open_loop import CheckOfLearner
 from serl_chunk.io import os_reason
 from serl_chunk.learner.building import RunOptions, build_learner, check_beginning
+from serl_chunk.learner.devices import Devices
 from serl_chunk.learner.learner import Learner, Publish, check_replay_memory
 from serl_chunk.learner.memory import check_fits, learner_memory, memory_limit
 from serl_chunk.learner.offline_data import check_data
@@ -88,12 +89,12 @@ def prepare(config: ExperimentConfig, options: RunOptions) -> RobotSpec:
     return spec
 
 
-def check_device(config: ExperimentConfig, spec: RobotSpec) -> None:
-    """Raise ConfigError where the learner of a pi0 cannot fit into the memory of its device."""
+def check_device(config: ExperimentConfig, spec: RobotSpec, devices: Devices) -> None:
+    """Raise ConfigError where the learner of a pi0 cannot fit into the memory of its devices."""
     if config.agent.as_pi0 is None:  # the others have megabytes, and tracing them takes a second
         return
-    memory = learner_memory(config, spec)
-    check_fits(config, spec, memory, memory_limit(memory.replay))
+    memory = learner_memory(config, spec, devices.count)
+    check_fits(config, spec, memory, memory_limit(memory.replay), devices.count)
 
 
 def dry_run(config: ExperimentConfig, options: RunOptions) -> int:
@@ -101,7 +102,8 @@ def dry_run(config: ExperimentConfig, options: RunOptions) -> int:
     spec = prepare(config, options)
     agent = make_agent(config, spec)
     limit = memory_limit(check_replay_memory(config, spec, agent))
-    check_fits(config, spec, show_memory(config, spec, limit), limit)
+    devices = Devices(config).count
+    check_fits(config, spec, show_memory(config, spec, limit, devices), limit, devices)
     folder = Path(options.checkpoint_path).expanduser() if options.checkpoint_path else None
     with contextlib.ExitStack() as stack:
         if folder is not None and folder.exists():
@@ -133,7 +135,9 @@ def run_learner(
     check_port(port)
     spec = prepare(config, options)
     agent = make_agent(config, spec)  # first: where it is refused there is no folder yet
-    check_device(config, spec)
+    devices = Devices(config)
+    devices.adopt(agent)  # its base is read into where it is to lie
+    check_device(config, spec, devices)
     with locked_run(config, spec, options.checkpoint_path) as (run, status, stack):
         server_keys = learner_keys(bind, keys, insecure=insecure)
         digests = {"base": agent.base_digest, "tokens": tokens_digest(config)}

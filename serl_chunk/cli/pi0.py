@@ -115,9 +115,10 @@ def import_command(flags: argparse.Namespace) -> int:
 def export_command(flags: argparse.Namespace) -> int:
     """Write the parameters of a run's checkpoint, those of the base included, as openpi's."""
     quiet_libraries()
+    from serl_chunk.agents.partition import Partition
     from serl_chunk.agents.registry import make_agent
     from serl_chunk.data.preprocess import fit_preprocess
-    from serl_chunk.models.pi0.tree import Partition, folded, without_lora
+    from serl_chunk.models.pi0.tree import folded, without_lora
     from serl_chunk.runs.checkpoints import CheckpointStore
     from serl_chunk.runs.evaluations import wanted_policy
     from serl_chunk.runs.folder import read_config

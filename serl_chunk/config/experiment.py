@@ -209,6 +209,7 @@ _OF_CRITIC = {"requires": CRITIC, "off": 0}
 _LIMITED = Requirement(
     "a number in learner.utd_ratio (none: neither side waits)", lambda c: c.learner.utd_ratio is not None
 )
+_CUT = Requirement("learner.fsdp_devices above 1", lambda c: c.learner.fsdp_devices > 1)
 _PHASES = Requirement("an agent that trains in phases (groups have group.iterations)", lambda c: not c.agent.iterates)
 
 
@@ -225,6 +226,8 @@ class LearnerConfig(Group, path="learner."):
         off=None,
     )
     accumulate: int = setting(1, "micro-batches that an update's gradients are summed over", least=1)
+    fsdp_devices: int = setting(1, "devices over which large arrays of networks are cut; 1: none is", least=1)
+    fsdp_least: float = setting(4.0, "size from which an array is cut", unit="MiB", least=0, requires=_CUT)
     cta_ratio: int = setting(1, "critic updates in one compiled update, the last followed by the policy's", least=1)
     utd_ratio: float | None = setting(0.25, "critic updates per inserted online step; none: no side waits", above=0)
     max_lag_steps: int = setting(200, "lockstep steps ahead of the updates they allow", unit="steps", requires=_LIMITED)

@@ -92,6 +92,8 @@ def build_learner(
         except OSError as error:
             raise ConfigError(f"{run.path / DEMOS} cannot be written: {os_reason(error)}") from error
         failed.pop_all()
+    if learner.devices.several:
+        learner.devices.log((learner.state, learner.base))
     logger.info(replay_size(config, learner.replay.estimated_bytes))
     return learner
 

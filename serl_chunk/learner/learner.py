@@ -26,6 +26,7 @@ from serl_chunk.agents.state import AgentState, Metrics, Params
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.preprocess import Preprocess, fit_preprocess
 from serl_chunk.io import fsync_path, plural
+from serl_chunk.learner.devices import Devices
 from serl_chunk.learner.offline_data import InitialData, precompute_features
 from serl_chunk.learner.schedule import BY_LEARNER, Check, Evaluate, Evaluations, TrainingProgress
 from serl_chunk.learner.service import Received, RecordRouter
@@ -175,6 +176,8 @@ class Learner:
         check: called once with the policy that demonstrations trained, before an actor gets it.
         start: the policy that a fresh run begins with, of whose normaliser `preprocess` is.
         profile: updates that are traced.
+
+    Raises ConfigError where its batches or settings do not fit the devices.
     """
 
     def __init__(
@@ -182,14 +185,16 @@ class Learner:
         metrics: MetricsLog, *, publish: Publish, threaded: bool, evaluate: Evaluate | None = None,
         check: Check | None = None, start: PolicyCheckpoint | None = None, profile: int = 0,
     ) -> None:  # fmt: skip
-        self.config, self.agent, self.metrics = config, agent, metrics
+        self.config, self.agent = config, agent
+        self.devices = Devices(config)
+        self.devices.adopt(agent)
         c, a = config.learner, config.agent
         self.checkpoints = LearnerCheckpoints(metrics.run_dir, keep=c.keep_checkpoints)
         key, self.base = jax.random.key(config.seed), agent.source_base
         learned = lambda: [Learned(s, {} if agent.source else agent.new_base(key)) for s in agent.states(key)]  # noqa: E731
         restored = self.checkpoints.restore_state(*jax.eval_shape(learned))
         if restored is None:  # else trained weights are in the checkpoint, and their file may be gone
-            self.state: AgentState = agent.pretrained(agent.new_state(key))
+            self.state: AgentState = agent.pretrained(self.devices.new_state(agent, key))
             self.base = self.base or agent.new_base(key)
             if start is not None:
                 agent.check_base(start.meta["base_digest"])
@@ -204,8 +209,11 @@ class Learner:
             preprocess = restored_preprocess(saved, preprocess, same_data=data.dataset is None)
             self.state, self.base = restored.state.state, self.base or restored.state.base
             self.agent.check_base(restored.meta["base_digest"])
+        self.state, self.base = self.devices.place((self.state, self.base))
         self.preprocess = preprocess
         embed = agent.embedder(self.base)  # with the weights that the run has: they never change
+        if embed is not None and self.devices.several:
+            embed.compile(self.devices.compiled)
         self.replay = Replay(spec, config, preprocess, bc_on=config.imitated, embed=embed)
         self.router = RecordRouter(self.replay)
         self.router.demonstrations.hold(data.demos)
@@ -213,16 +221,18 @@ class Learner:
         self.value_range = ValueRange(config)
         self.updates = 0  # critic updates of the offline and the online phase
         self.human_ticks = self.episodes = 0
-        step = None if restored is None else restored.step
-        self.trainer: Trainer = trainer_of(a)(self, data, threaded=threaded, step=step)
-        self._publisher = SnapshotPublisher(agent, publish, metrics.run_dir, threaded=threaded)
-        self._evaluations = Evaluations(evaluate, config.eval_interval if evaluate else 0, check, self._none_evaluated)
-        self.idle = False  # whether the last look found no work: steps are waited for
-        self.tick: Callable[[], None] = lambda: None  # for what takes long within one piece of work
         self.stats = TrainingStats(
             metrics, self.replay, c.log_period, self.counters, preprocess.normaliser.mode,
             publishing=lambda: self._publisher.seconds, profile=profile,
         )  # fmt: skip
+        step = None if restored is None else restored.step
+        # One thread starts the programs of several devices, in one order on all: batches compute features.
+        loads = threaded and (embed is None or not self.devices.several)
+        self.trainer: Trainer = trainer_of(a)(self, data, threaded=loads, step=step)
+        self._publisher = SnapshotPublisher(agent, publish, metrics.run_dir, threaded=threaded)
+        self._evaluations = Evaluations(evaluate, config.eval_interval if evaluate else 0, check, self._none_evaluated)
+        self.idle = False  # whether the last look found no work: steps are waited for
+        self.tick: Callable[[], None] = lambda: None  # for what takes long within one piece of work
         if restored is not None:
             self._resume(restored)
         self.trainer.check_data()
@@ -231,6 +241,10 @@ class Learner:
     def _none_evaluated(self) -> int:
         """What counts as the step of the last evaluation before the first: of iterations, the clone is evaluated."""
         return -1 if self.config.agent.iterates else 0
+
+    @property
+    def metrics(self) -> MetricsLog:
+        return self.stats.metrics
 
     @property
     def env_steps(self) -> int:

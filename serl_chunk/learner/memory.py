@@ -22,14 +22,14 @@ from serl_chunk.agents.spec import BatchSpec
 from serl_chunk.agents.state import AgentState, Params
 from serl_chunk.config.agents.pi0 import Trainable
 from serl_chunk.config.agents.policy import PolicyConfig
-from serl_chunk.config.experiment import ExperimentConfig, LearnerConfig
+from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import require
 from serl_chunk.io import format_bytes
+from serl_chunk.learner.devices import Shards, rows_of_device
 from serl_chunk.learner.trainers.pretraining import updates_at_once
 from serl_chunk.replay.memory import available_bytes, estimate_bytes
 from serl_chunk.types import IMAGE_PREFIX, PROMPT, PROMPT_MASK, STATE, ChunkBatch, ConfigError, RobotSpec
 
-SHARDED_BYTES = 4 << 20  # of an array that is cut over devices
 _DRAWN = 2 * 4  # bytes of a number that a random base is drawn by: before and after it is scaled, in float32
 _UNSURE = 0.25  # of the activations, by which the estimate may be too high
 # Operations whose output is no array of its own.
@@ -82,12 +82,15 @@ class LearnerMemory(NamedTuple):
 
 
 def learner_memory(config: ExperimentConfig, spec: RobotSpec, devices: int = 1) -> LearnerMemory:
-    """Return the memory of an experiment's learner on `devices` devices over which large arrays are sharded.
+    """Return the memory of an experiment's learner on `devices` devices.
 
-    Each device computes its part of a batch's rows. A gradient step of an agent that trains in iterations on groups is
-    counted as imitation of as many rows. Raises ConfigError for rows that devices cannot share, and as `make_agent`.
+    Each computes its part of a batch's rows, and `learner.fsdp_devices` of them share large arrays. A gradient step of
+    an agent that trains in iterations on groups is counted as imitation of as many rows. Raises ConfigError for rows
+    and parts that devices cannot share, and as `make_agent`.
     """
     require(devices >= 1, "devices", f"must be at least 1, got {devices}")
+    shards = Shards.of(config, devices)
+    rows_of_device(config, devices)
     if config.agent.iterates:
         rows = max(config.learner.batch_size, config.group.minibatch)
         config = dataclasses.replace(config, learner=dataclasses.replace(config.learner, batch_size=rows))
@@ -101,26 +104,26 @@ def learner_memory(config: ExperimentConfig, spec: RobotSpec, devices: int = 1) 
     if getattr(agent, "refers", False) and config.group.reference_on == "device":
         state = state.replace(reference=state.policy)
     published = jax.eval_shape(agent.published, state, base)
-    gradients, activations = _gradients(config, agent, state, base, devices)
+    gradients, activations = _gradients(config, agent, state, base, devices, shards)
     parts = {
-        "parameters": _bytes((state.policy, state.reference), devices),
-        "optimiser": _bytes(state.policy_opt, devices),
-        "average": _bytes(state.policy_average, devices),
+        "parameters": _bytes((state.policy, state.reference), shards),
+        "optimiser": _bytes(state.policy_opt, shards),
+        "average": _bytes(state.policy_average, shards),
     }
-    whole = _bytes(state, devices)
+    whole = _bytes(state, shards)
     device = DeviceMemory(
         **parts,
         critic=whole - sum(parts.values()),
-        base=_bytes(base, devices),
+        base=_bytes(base, shards),
         gradients=gradients,
         activations=activations,
         batches=(1 + config.replay.prefetch) * sum(
             (_updates(config, agent) if each.each else 1)
-            * _bytes(batch_shapes(config, agent, _shared(c, each.size, devices), each))
+            * _bytes(batch_shapes(config, agent, (each.size or c.batch_size) // devices, each))
             for each in agent.wants().values()
         ),
-        start=0 if agent.source else whole + _drawing(base, devices),
-        copy=_bytes(published, devices),
+        start=0 if agent.source else whole + _drawing(base, shards),
+        copy=_bytes(published, shards),
     )  # fmt: skip
     cameras, features = agent.spec.cameras, agent.cached_features()
     narrow = config.transport.snapshot_dtype == "bfloat16"
@@ -212,7 +215,7 @@ def _fitting_parts(
 
 
 def _gradients(
-    config: ExperimentConfig, agent: Agent, state: AgentState, base: Params, devices: int
+    config: ExperimentConfig, agent: Agent, state: AgentState, base: Params, devices: int, shards: Shards
 ) -> tuple[int, int]:
     """Return the bytes of a step's gradients, and of what else it holds, both the most of any of the agent's steps."""
     batches = agent.wants()
@@ -222,23 +225,10 @@ def _gradients(
     sizes, held = [], []
     for step in steps:
         trained, batch = [getattr(state, name) for name in step], batches[step[0]]
-        sizes.append(_bytes(trained, devices))
-        shapes = batch_shapes(config, agent, _shared(config.learner, batch.size, devices), batch)
+        sizes.append(_bytes(trained, shards))
+        shapes = batch_shapes(config, agent, (batch.size or config.learner.batch_size) // devices, batch)
         held.append(_held(agent, state, base, step, shapes) - _bytes(trained))
     return max(sizes), max(held)
-
-
-def _shared(config: LearnerConfig, size: int | None, devices: int) -> int:
-    """Return the rows that are a device's, of a batch of `size`, or of the usual size.
-
-    Raises ConfigError where devices and parts do not divide them.
-    """
-    rows, parts = size or config.batch_size, devices * config.accumulate
-    near = sorted({max(rows // parts, 1) * parts, -(-rows // parts) * parts})
-    require(rows % parts == 0, f"learner.{'policy_' if size else ''}batch_size",
-        f"{rows} rows do not divide by {devices} devices times learner.accumulate={config.accumulate}. Set "
-        f"{' or '.join(map(str, near))}")  # fmt: skip
-    return rows // devices
 
 
 def _updates(config: ExperimentConfig, agent: Agent) -> int:
@@ -246,18 +236,6 @@ def _updates(config: ExperimentConfig, agent: Agent) -> int:
     c = config.learner
     before = updates_at_once(c.batch_size, agent.spec.cameras) if c.pretrain_steps or c.critic_pretrain_steps else 1
     return max(c.cta_ratio, before)
-
-
-def shard_axis(shape: Sequence[int], dtype: Any, fsdp: int, threshold: int = SHARDED_BYTES) -> int | None:
-    """Return the axis over which an array is cut into `fsdp` parts; None: each device has all of it.
-
-    It is the largest one that `fsdp` divides, of several the last, of arrays of `threshold` bytes or more with two
-    axes or more (openpi's rule).
-    """
-    if fsdp == 1 or len(shape) < 2 or math.prod(shape) * jnp.dtype(dtype).itemsize < threshold:
-        return None
-    divided = [(size, axis) for axis, size in enumerate(shape) if size % fsdp == 0]
-    return max(divided)[1] if divided else None
 
 
 def batch_shapes(config: ExperimentConfig, agent: Agent, rows: int, wanted: BatchSpec) -> ChunkBatch:
@@ -306,22 +284,22 @@ def _held(agent: Agent, state: AgentState, base: Params, networks: Sequence[str]
     return max(peak_bytes(program.jaxpr), gradients + peak_bytes(forward))
 
 
-def _bytes(tree: Any, devices: int = 1) -> int:
-    """Return the bytes of a tree's arrays on each of `devices` over which it is sharded."""
+def _bytes(tree: Any, shards: Shards = Shards()) -> int:  # noqa: B008 - it is immutable
+    """Return the bytes of a tree's arrays on each device over which it is sharded."""
     total = 0
     for leaf in jax.tree.leaves(tree):
         if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             leaf = jax.eval_shape(jax.random.key_data, leaf)
-        cut = shard_axis(leaf.shape, leaf.dtype, devices) is not None
-        total += leaf.size * leaf.dtype.itemsize // (devices if cut else 1)
+        cut = shards.axis(leaf.shape, leaf.dtype) is not None
+        total += leaf.size * leaf.dtype.itemsize // (shards.parts if cut else 1)
     return total
 
 
-def _drawing(base: Params, devices: int) -> int:
+def _drawing(base: Params, shards: Shards) -> int:
     """Return the bytes at the peak of drawing a random base, leaf by leaf."""
     held = most = 0
     for leaf in jax.tree.leaves(base):
-        own = _bytes(leaf, devices)
+        own = _bytes(leaf, shards)
         held += own
         most = max(most, held + own // leaf.dtype.itemsize * _DRAWN)
     return most

@@ -25,7 +25,7 @@ from serl_chunk.config.agents.pi0 import Pi0Config
 from serl_chunk.config.experiment import NormaliserConfig
 from serl_chunk.data.normalise.chunk_statistics import read_norm_stats
 from serl_chunk.io import os_reason
-from serl_chunk.models.pi0.tree import GROUPS, LORA_A, LORA_B, Leaf, Partition, flat, initial_leaf, leaves, nested
+from serl_chunk.models.pi0.tree import GROUPS, LORA_A, LORA_B, Leaf, flat, initial_leaf, leaves, nested
 from serl_chunk.runs.pytorch_checkpoints import TENSOR_GROUPS, assembled, stored_tensors, tensors_of
 from serl_chunk.types import DataError
 
@@ -288,7 +288,7 @@ def export(
     folder = Path(folder).absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise DataError(f"{folder}: is there already. Choose a folder that is absent or empty.")
-    tree = Partition.merge(trained, base)
+    tree = nested(flat(base) | flat(trained))
     found, wanted = flat(tree), leaves(config)
     for path in sorted({*found, *wanted}):
         if path not in found or path not in wanted or found[path].shape != wanted[path].shape:

@@ -252,7 +252,7 @@ BAD: dict[str, tuple[str, ...]] = {
     "TRAIN --out T/classifier": ("--out", "T/classifier"),
     "pi0 import nothing x.npz FAKE": ("agent.policy=pi0",),
     "memory": ("--exp_name",),
-    "memory FAKE --devices 3": ("learner.batch_size", "3 devices", "255 or 258"),
+    "memory FAKE --devices 3": ("learner.batch_size", "3 devices", "252 or 258"),
     "memory FAKE --devices 0": ("--devices", "0"),
     "memory FAKE --device_memory 0": ("--device_memory", "0"),
     "pi0 export T/journal T/out --exp_name fake_aloha_pi0 --merge_lora": ("--merge_lora", "has no LoRA"),

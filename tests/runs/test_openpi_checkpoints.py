@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ import orbax.checkpoint as ocp
 import pytest
 from errors import naming
 
+from serl_chunk.agents.partition import Partition
 from serl_chunk.config.agents.pi0 import PI0_PRESETS, Pi0Config
-from serl_chunk.models.pi0.tree import flat, initial, leaves, nested, partition
+from serl_chunk.models.pi0.tree import flat, initial, leaves, nested, trains
 from serl_chunk.runs.openpi_checkpoints import Checkpoint, export
 from serl_chunk.types import DataError
 
@@ -134,7 +136,7 @@ def test_an_export_is_read_again(params, tmp_path, trainable):
     config = dataclasses.replace(lora(), trainable=trainable)
     whole = initial(config, jax.random.key(0))
     folder = tmp_path / "export"
-    export(folder, config, *partition(config).split(whole), STATS)
+    export(folder, config, *Partition(partial(trains, config)).split(whole), STATS)
     written = json.loads((folder / "assets" / "trossen" / "norm_stats.json").read_text())
     assert written == {"norm_stats": STATS["trossen"]}
     checkpoint = Checkpoint(folder)
@@ -163,7 +165,7 @@ print(json.dumps({path: [list(a.shape), hashlib.sha256(a.tobytes()).hexdigest()]
 def test_openpi_restores_an_export(tmp_path, dtype):
     config = lora()
     whole = initial(config, jax.random.key(0))
-    export(tmp_path / "export", config, *partition(config).split(whole), STATS)
+    export(tmp_path / "export", config, *Partition(partial(trains, config)).split(whole), STATS)
     command = [os.environ["SERL_CHUNK_OPENPI"], "-c", RESTORED, str(tmp_path / "export" / "params"), dtype]
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300)

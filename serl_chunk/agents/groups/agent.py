@@ -15,12 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from serl_chunk.agents.base import compiled
 from serl_chunk.agents.bc import Bc
+from serl_chunk.agents.compilation import Compile, Place, compiled
 from serl_chunk.agents.groups.advantages import BASELINES, decision_weights, leave_one_out
 from serl_chunk.agents.groups.rows import Episodes, GroupRows, taken
 from serl_chunk.agents.losses.groups import compute_flow_ipo_weights, flow_ipo_loss, ppo_loss
-from serl_chunk.agents.optimiser import adam, descend, gradient, soft_update
+from serl_chunk.agents.optimiser import adam, descend, soft_update
 from serl_chunk.agents.policies.base import VelocityPolicy
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import (
@@ -57,10 +57,13 @@ class GroupAgent(Bc):
         self.refers = config.rule == "flow_ipo"  # whether the rule reads a reference
         self.iteration_optimiser = adam(config.iteration_optimiser)
         self.baseline = BASELINES[self.group.baseline]() if self.group.baseline in BASELINES else None
-        self._step_rows = compiled(self._update_rows)
-        self.update_clone = compiled(self._update_clone)
-        self._prepare_rows = jax.jit(self._prepare)
-        self._first_features = jax.jit(lambda policy, base, seen: self.net.context(policy, base, seen).features)
+
+    def compile(self, by: Compile = compiled, *, shares: int = 1, place: Place = jnp.array) -> None:
+        super().compile(by, shares=shares, place=place)
+        self._step_rows = by(self._update_rows, batch=3, updates=True)
+        self.update_clone = by(self._update_clone, batch=2, updates=True)
+        self._prepare_rows = by(self._prepare, batch=3)
+        self._first_features = by(lambda policy, base, seen: self.net.context(policy, base, seen).features, batch=2)
 
     def init(self, rng: jax.Array) -> AgentState:
         state = super().init(rng)
@@ -200,7 +203,7 @@ class GroupAgent(Bc):
             return self.rows_loss(policy, reference, base, *cut)
 
         cut = rows, self.row_draws(key, rows)
-        grads, metrics, _ = gradient(loss, state.policy, cut, self.spec.micro_batches)
+        grads, metrics, _ = self.gradient(loss, state.policy, cut)
         return self._descended(state.replace(rng=rng), grads, metrics)
 
     def _update_clone(self, state: AgentState, base: Params, batch: ChunkBatch) -> Updated:

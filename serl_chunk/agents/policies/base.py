@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
+from serl_chunk.agents.compilation import Place
 from serl_chunk.agents.perception import Perception
 from serl_chunk.agents.spec import FeatureSpec
 from serl_chunk.agents.state import Committed, Context, Noise, Observation, Params, key_of
@@ -27,7 +28,7 @@ class HasBase(Protocol):
     @property
     def source_setting(self) -> str: ...
 
-    def base(self, key: jax.Array) -> Params: ...
+    def base(self, key: jax.Array, place: Place) -> Params: ...
 
     def random(self, key: jax.Array) -> Params: ...
 
@@ -48,8 +49,8 @@ class ChunkPolicy(Protocol):
     def init(self, key: jax.Array) -> Params:
         """A fresh `policy`, without the weights of `pretrained`."""
 
-    def pretrained(self, policy: Params) -> Params:
-        """`policy` with the weights of files, a run's start. Raises ConfigError."""
+    def pretrained(self, policy: Params, place: Place) -> Params:
+        """`policy` with the weights of files, a run's start, each array by `place`. Raises ConfigError."""
 
     def network(self, policy: Params, base: Params) -> Params: ...
 
@@ -137,8 +138,8 @@ class ChunkNetwork:
         own = {} if self.perception.shares_encoder else {"encoder": encoder}
         return own | {self.name: self.init_network(key_of(key, self.name), features)}
 
-    def pretrained(self, policy: Params) -> Params:
-        return self.perception.vision.filled(policy)
+    def pretrained(self, policy: Params, place: Place) -> Params:
+        return self.perception.vision.filled(policy, place)
 
     def network(self, policy: Params, base: Params) -> Params:
         return policy[self.name]

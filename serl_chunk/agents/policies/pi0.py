@@ -6,9 +6,13 @@ noise has the model's D, because what fills up an action steers the rest.
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 
+from serl_chunk.agents.compilation import Place
+from serl_chunk.agents.partition import Partition
 from serl_chunk.agents.perception import Perception
 from serl_chunk.agents.policies.base import HasBase, Record, observation_key
 from serl_chunk.agents.policies.sampled_flow import SampledFlow, drawn_delay, given_actions
@@ -42,7 +46,7 @@ class Pi0Policy(SampledFlow):
                     f"agent.pi0.action_dim={size} for a model that begins with random numbers, or leave numbers out",
                     parameter="agent.pi0.action_dim",
                 )
-        self.model, self.partition = Pi0(config), tree.partition(config)
+        self.model, self.partition = Pi0(config), Partition(partial(tree.trains, config))
         self.context_of_base = config.trainable not in ("full", "lora")
         # Whose features never change: those of a LoRA that is trained are left out.
         self.imported = Pi0(tree.without_lora(config)) if config.trainable == "lora" else self.model
@@ -74,26 +78,26 @@ class Pi0Policy(SampledFlow):
         """The setting that names it."""
         return "agent.pi0.weights"
 
-    def base(self, key: jax.Array) -> Params:
+    def base(self, key: jax.Array, place: Place = jnp.array) -> Params:
         """The leaves that are not trained, of the file of weights or random ones. Raises ConfigError for the file."""
         if self.config.trainable == "full":
             return {}
         if not self.config.weights:
             return self.random(key)
         paths = [path for path in tree.leaves(self.config) if not self.partition.trains(path)]
-        return {_NAME: tree.nested(weights.read(self.config.weights, self.config, paths))}
+        return {_NAME: tree.nested(weights.read(self.config.weights, self.config, paths, place))}
 
     def random(self, key: jax.Array) -> Params:
         """A base of random numbers, which has the shapes and dtypes of any."""
         others = self._fresh(key, trained=False)
         return {_NAME: others} if others else {}
 
-    def pretrained(self, policy: Params) -> Params:
+    def pretrained(self, policy: Params, place: Place = jnp.array) -> Params:
         """Trained leaves with the numbers of the file of weights, where it has them. Raises ConfigError."""
         if not self.config.weights:
             return policy
         fresh = tree.flat(policy[_NAME])
-        read = weights.read(self.config.weights, self.config, fresh, missing_lora=True)
+        read = weights.read(self.config.weights, self.config, fresh, place, missing_lora=True)
         return {_NAME: tree.nested(fresh | read)}
 
     def network(self, policy: Params, base: Params) -> Params:

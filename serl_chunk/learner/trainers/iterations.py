@@ -127,7 +127,7 @@ class IterationTrainer(PretrainingTrainer):
         learner = self._learner
         if self._config.pretrain_steps:
             learner.check_policy()
-        learner.state = self._agent.begin_iterations(learner.state)
+        learner.state = learner.devices.place(self._agent.begin_iterations(learner.state))
         self._enter(Phase.COLLECT)
         learner.evaluate_if_due(now=True)
         self._publish()
@@ -227,7 +227,7 @@ class IterationTrainer(PretrainingTrainer):
     def _end_iteration(self) -> None:
         learner, now = self._learner, time.perf_counter()
         if self._metrics:
-            learner.state = self._agent.end_iteration(learner.state)
+            learner.state = learner.devices.place(self._agent.end_iteration(learner.state))
             each = jax.device_get(self._metrics)
             self._figures |= {name: float(np.mean([m[name] for m in each])) for name in each[0]}
         self._figures |= {"time/train_s": now - self._clock, "group/gradient_steps": float(len(self._metrics))}

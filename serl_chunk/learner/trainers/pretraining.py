@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 
 from serl_chunk.agents.spec import BatchSpec
@@ -45,7 +44,7 @@ class PretrainingTrainer(Trainer):
         self._data = OfflineData(replay, data, seek=step, seen=learner.value_range.demonstrations)
         self._rng = np.random.default_rng(learner.config.seed)
         prefetch = learner.config.replay.prefetch if threaded else 0
-        self._batches = BatchLoader(replay, self._rng, put=jax.device_put, prefetch=prefetch)
+        self._batches = BatchLoader(replay, self._rng, put=learner.devices.put, prefetch=prefetch)
         self._updates_at_once = updates_at_once(c.batch_size, learner.preprocess.cameras)
         self._lengths = {  # updates of the phases that train the policy or the critic alone
             Phase.PRETRAIN: c.pretrain_steps,

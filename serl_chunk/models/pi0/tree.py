@@ -9,7 +9,7 @@ import dataclasses
 import math
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -160,7 +160,6 @@ def _below(name: str, named: Named) -> Named:
 
 def leaves(config: Pi0Config) -> dict[str, Leaf]:
     """Return every parameter by its path, in the order of the paths."""
-    trained = partition(config)
     named = [
         *_below("PaliGemma/img", _siglip(config)),
         ("PaliGemma/llm/embedder/input_embedding", (config.vocabulary, config.vlm.width), Initial("normal", 0.01)),
@@ -169,7 +168,7 @@ def leaves(config: Pi0Config) -> dict[str, Leaf]:
         *_projections(config),
     ]
     return {
-        path: Leaf(path, shape, "float32" if trained.trains(path) else config.frozen_dtype, initial, group_of(path))
+        path: Leaf(path, shape, "float32" if trains(config, path) else config.frozen_dtype, initial, group_of(path))
         for path, shape, initial in sorted(named)
     }
 
@@ -205,50 +204,21 @@ def initial_leaf(leaf: Leaf, key: jax.Array) -> jax.Array:
     return leaf.initial.draw(key, leaf.shape, leaf.dtype)
 
 
-class Partition(NamedTuple):
-    """Splits a tree into leaves that are trained and the base.
-
-    `patterns`: a path that one of these regular expressions matches as a whole is trained.
-    """
-
-    patterns: tuple[str, ...]
-
-    def trains(self, path: str) -> bool:
-        return any(re.fullmatch(pattern, path) for pattern in self.patterns)
-
-    def split(self, params: Params) -> tuple[Params, Params]:
-        """Return the trees of trained leaves and of the others; nothing is copied."""
-        return self._of(params, self.trains), self._of(params, lambda path: not self.trains(path))
-
-    def _of(self, params: Params, chosen: Callable[[str], bool]) -> Params:
-        return nested({path: leaf for path, leaf in flat(params).items() if chosen(path)})
-
-    @staticmethod
-    def merge(trained: Params, base: Params) -> Params:
-        """Return the tree with the leaves of both; nothing is copied, and no leaf may be in both."""
-        a, b = flat(trained), flat(base)
-        if twice := sorted(a.keys() & b.keys()):
-            raise ValueError(f"{twice[0]} is in both trees, which must have no leaf in common")
-        return nested({**b, **a})
+def trains(config: Pi0Config, path: str) -> bool:
+    """Return whether `config.trainable` has a parameter trained."""
+    return group_of(path) in _trained(config)
 
 
-def partition(config: Pi0Config) -> Partition:
-    """Return the partition of `config.trainable`."""
+def _trained(config: Pi0Config) -> tuple[Group, ...]:
     expert: tuple[Group, ...] = ("expert", "expert_lora")
-    trained: dict[str, tuple[Group, ...]] = {
+    of: dict[str, tuple[Group, ...]] = {
         "full": tuple(GROUPS),
         "expert": (*expert, "projections"),
         "lora": ("vlm_lora", *(expert[1:] if config.expert.has_lora else expert), "projections"),
         "lora_expert": ("expert_lora", "projections"),
         "none": (),
     }
-    return Partition(tuple(_exact(group) for group in trained[config.trainable]))
-
-
-def _exact(group: Group) -> str:
-    """Return a pattern of the paths of this group alone: none of an earlier one."""
-    earlier = [GROUPS[g] for g in GROUPS][: list(GROUPS).index(group)]
-    return "".join(f"(?!(?:{pattern})$)" for pattern in earlier) + GROUPS[group]
+    return of[config.trainable]
 
 
 def without_lora(config: Pi0Config) -> Pi0Config:

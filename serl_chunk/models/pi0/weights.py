@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import jax
@@ -37,9 +37,10 @@ class Writer:
 
 
 def read(
-    file: Path | str, config: Pi0Config, paths: Collection[str], *, missing_lora: bool = False
-) -> dict[str, jax.Array]:
-    """Read the parameters `paths` of `config`, each in its dtype there, one after the other.
+    file: Path | str, config: Pi0Config, paths: Collection[str],
+    place: Callable[[np.ndarray], jax.Array] = jnp.array, *, missing_lora: bool = False,
+) -> dict[str, jax.Array]:  # fmt: skip
+    """Read the parameters `paths` of `config`, each in its dtype there, and `place` one after the other.
 
     `missing_lora`: LoRA that the file lacks is left out. Raises ConfigError, which names the first parameter that is
     missing or of another shape.
@@ -66,7 +67,7 @@ def read(
                     )
                 if array.dtype == np.dtype("V2"):  # numpy does not know its name
                     array = array.view(ml_dtypes.bfloat16)
-                out[path] = jnp.array(array, leaf.dtype)
+                out[path] = place(array.astype(leaf.dtype, copy=False))
     except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
         what = f"{file} cannot be read as parameters of pi0: {os_reason(error)}. Make it with `serl-chunk pi0 import`"
         raise ConfigError(what, parameter=_PARAMETER) from error

@@ -14,10 +14,11 @@ import pytest
 from errors import naming
 from pi0_models import CAMERAS, PlainPi0, Small, small
 
+from serl_chunk.agents.partition import Partition
 from serl_chunk.models import convolutions
 from serl_chunk.models.pi0 import siglip
 from serl_chunk.models.pi0.pi0 import Pi0, Prefix, time_features
-from serl_chunk.models.pi0.tree import Partition, flat, nested, partition
+from serl_chunk.models.pi0.tree import flat, nested, trains
 from serl_chunk.types import ConfigError
 
 N = 3
@@ -160,8 +161,8 @@ def mean_loss(case: Small, model: Pi0) -> Callable[[Any, Any], jax.Array]:
 def test_every_trained_leaf_has_a_gradient_and_no_other_has_one():
     case = made("lora")
     config = dataclasses.replace(case.config, trainable="lora")
-    trained, base = partition(config).split(case.params)
-    assert flat(trained).keys() == {path for path in case.flat if partition(config).trains(path)}
+    trained, base = Partition(functools.partial(trains, config)).split(case.params)
+    assert flat(trained).keys() == {path for path in case.flat if trains(config, path)}
     gradient = flat(jax.device_get(jax.jit(jax.grad(mean_loss(case, Pi0(config))))(trained, base)))
     assert gradient.keys() == flat(trained).keys()
     assert [path for path, leaf in gradient.items() if not np.any(leaf)] == []

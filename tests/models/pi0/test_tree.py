@@ -18,15 +18,14 @@ from serl_chunk.models.pi0.pi0 import Pi0
 from serl_chunk.models.pi0.tree import (
     LORA_A,
     LORA_B,
-    Partition,
     flat,
     folded,
     initial,
     initial_leaf,
     leaves,
     nested,
-    partition,
     shapes,
+    trains,
     without_lora,
 )
 
@@ -70,7 +69,7 @@ def test_trainable_sets_have_the_published_and_the_documented_sizes(preset, trai
     config = dataclasses.replace(PI0_PRESETS[preset], trainable=trainable)
     counted: dict[bool, list] = {True: [], False: []}
     for leaf in leaves(config).values():
-        counted[partition(config).trains(leaf.path)].append(leaf)
+        counted[trains(config, leaf.path)].append(leaf)
     size = {trains: sum(math.prod(leaf.shape) for leaf in found) for trains, found in counted.items()}
     assert size[True] == trained
     assert {leaf.dtype for leaf in counted[True]} <= {"float32"}
@@ -86,24 +85,6 @@ def test_trainable_sets_have_the_published_and_the_documented_sizes(preset, trai
     # Weights, gradients and Adam's two averages in float32; the others in bfloat16.
     assert gigabytes == round((16 * size[True] + 2 * size[False]) / 1e9, 1)
     assert snapshot == pytest.approx(2 * size[True] / 1e6, abs=0.5)
-
-
-def test_a_partition_splits_a_tree_and_puts_it_together_again():
-    config = with_lora(trainable="lora")
-    params = shapes(config)
-    trained, base = partition(config).split(params)
-    assert flat(trained).keys() | flat(base).keys() == flat(params).keys()
-    assert not flat(trained).keys() & flat(base).keys()
-    merged = Partition.merge(trained, base)
-    assert all(leaf is flat(params)[path] for path, leaf in flat(merged).items())
-    assert merged.keys() == params.keys()
-
-
-def test_a_leaf_in_both_trees_is_refused_and_a_partition_matches_whole_paths():
-    with pytest.raises(ValueError, match="a/b"):
-        Partition.merge({"a": {"b": 1}}, {"a": {"b": 2}})
-    chosen = Partition((r"a/.*", r"b"))
-    assert [chosen.trains(path) for path in ("a/x", "a", "b", "b/x", "xa/x")] == [True, False, True, False, False]
 
 
 def start(config: Pi0Config, path: str) -> np.ndarray:

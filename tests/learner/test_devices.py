@@ -1,0 +1,113 @@
+"""Devices that train: what is cut, what is refused, one device as without them, and eight simulated ones against it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+from agent_tools import drawn, made, make_batches, named
+from eight_devices import CASES, config
+from errors import naming
+
+from serl_chunk.agents.compilation import compiled
+from serl_chunk.config.agents.pi0 import PI0_PRESETS
+from serl_chunk.config.presets import configured
+from serl_chunk.learner.devices import Devices, Shards, rows_of_device
+from serl_chunk.models.pi0.tree import leaves
+from serl_chunk.types import ConfigError
+
+SUPPORT = Path(__file__).resolve().parents[1] / "support"
+EIGHT = Shards(8)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "parts", "axis"),
+    [
+        ((18, 2048, 1024), "float32", 8, 1),
+        ((18, 1024, 1024), "float32", 8, 2),  # of two as large, the last
+        ((18, 1027, 1024), "float32", 8, 2),  # the largest that 8 divides
+        ((27, 1027, 1025), "float32", 8, None),
+        ((1024, 1024), "float32", 8, 1),  # 4 MiB
+        ((1024, 1024), "bfloat16", 8, None),
+        ((1 << 24,), "float32", 8, None),
+        ((18, 2048, 1024), "float32", 1, None),
+    ],
+)
+def test_large_arrays_are_cut_on_their_largest_axis(shape, dtype, parts, axis):
+    assert Shards(parts).axis(shape, dtype) == axis
+
+
+def test_nearly_all_of_pi0_is_cut_over_eight_devices():
+    sizes = {True: 0, False: 0}
+    cut = 0
+    for leaf in leaves(PI0_PRESETS["pi0"]).values():
+        sharded = EIGHT.axis(leaf.shape, leaf.dtype) is not None
+        sizes[sharded] += math.prod(leaf.shape)
+        cut += sharded
+    assert cut == 20
+    assert sizes[True] / sum(sizes.values()) == pytest.approx(0.9995, abs=5e-5)
+
+
+GROUPS = [("learner.accumulate", "1"), ("learner.pretrain_steps", "0"), ("group.minibatch", "12")]
+OF_GROUPS = configured(config(1), GROUPS, preset="ript")
+
+
+@pytest.mark.parametrize(
+    ("refuse", "names"),
+    [
+        (lambda: rows_of_device(config(1, 20), 8), ("learner.batch_size", "20", "8 devices", "16 or 24")),
+        (lambda: rows_of_device(config(1, 24, 4), 8), ("learner.batch_size", "24", "accumulate=4", "32")),
+        (lambda: rows_of_device(config(1, 20), 3), ("learner.batch_size", "3 devices", "18 or 24")),  # even ones
+        (lambda: rows_of_device(OF_GROUPS, 8), ("group.minibatch", "12", "8 or 16")),
+        (lambda: Shards.of(config(3), 8), ("learner.fsdp_devices", "3", "1 or 2 or 4 or 8")),
+        (lambda: Devices(config(2)), ("learner.fsdp_devices", "1", "got 2", "Set 1")),
+    ],
+)
+def test_what_devices_cannot_share_is_refused_with_what_they_can(refuse, names):
+    with pytest.raises(ConfigError, match=naming(*names)):
+        refuse()
+
+
+def test_one_device_runs_the_program_that_it_runs_without_devices():
+    agent, devices = made("acfql"), Devices(config(1))
+    before = agent.update
+    devices.adopt(agent)
+    assert agent.update is before
+    state, batches = drawn(agent), make_batches(agent.spec)
+    assert devices.place(state) is state
+    placed = devices.put({"critic": batches})
+    assert {leaf.sharding for leaf in jax.tree.leaves(placed)} == {jax.device_put(0).sharding}
+    program = compiled(agent._update, updates=True).lower(state, {}, named(agent, batches)).as_text()
+    assert before.lower(state, {}, placed).as_text() == program
+
+
+@pytest.fixture(scope="module")
+def differences():
+    """What `eight_devices.py` prints."""
+    environment = {**os.environ, "JAX_NUMPY_DTYPE_PROMOTION": "standard", "JAX_NUMPY_RANK_PROMOTION": "allow"}
+    environment["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+    done = subprocess.run(
+        [sys.executable, SUPPORT / "eight_devices.py"], env=environment | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_eight_devices_train_as_one_does(case, differences):
+    """Losses by their size, gradients and parameters leaf by leaf by the leaf's norm, in float32."""
+    found = differences[case]
+    assert max(found["losses"]) < 1e-5
+    assert max(found["gradients"]) < 1e-5
+    assert max(found["parameters"]) < 1e-5
+    assert found["large"] > 0
+    assert (found["whole"], found["part"]) == (0, 1.0)  # each large leaf is cut, into equal parts
+    assert found["left out"] == []  # no leaf's gradient is nothing but rounding
