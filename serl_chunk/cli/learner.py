@@ -194,7 +194,7 @@ def train_offline(
     """
     stop, started = stop or Event(), started or Event()
     spec = prepare(config, options)
-    check_device(config, spec)
+    check_device(config, spec, Devices(config))
     with locked_run(config, spec, options.checkpoint_path) as (run, status, stack):
         learner = make_learner(
             config, options, run, spec, publish=lambda *_: None, threaded=threaded, stopping=stop.is_set
