@@ -140,10 +140,10 @@ def test_a_dry_run_of_the_released_sizes_shows_their_memory_and_checks_what_ther
         assert line in shown
     assert not Path("run").exists()
 
-    def refused(config, spec, memory, limit):
+    def refused(config, spec, memory, limit, devices):
         raise ConfigError(f"{memory} of {limit}", parameter="agent.pi0.trainable")
 
-    monkeypatch.setattr(learner, "learner_memory", lambda config, spec: LearnerMemory("too much", 0, 0, 0))
+    monkeypatch.setattr(learner, "learner_memory", lambda *_: LearnerMemory("too much", 0, 0, 0))
     monkeypatch.setattr(learner, "check_fits", refused)
     for offline in ([], ["--online_steps", "0"]):
         assert main([*flags, "--learner", *more, *offline]) == 2
