@@ -23,9 +23,10 @@ import jax.numpy as jnp
 from serl_chunk.agents.actor_critic import ActorCritic
 from serl_chunk.agents.compilation import Compile, Place, compiled
 from serl_chunk.agents.losses.imitation import imitated, imitated_numbers
+from serl_chunk.agents.losses.improvement import q_gradient_loss
 from serl_chunk.agents.policies.base import ChunkPolicy, observation_key
 from serl_chunk.agents.policies.choice import policy_of
-from serl_chunk.agents.spec import AgentSpec, FeatureSpec
+from serl_chunk.agents.spec import AgentSpec, BatchSpec, FeatureSpec
 from serl_chunk.agents.state import (
     AgentState,
     Alone,
@@ -41,7 +42,7 @@ from serl_chunk.agents.state import (
 from serl_chunk.agents.vision import ObservationEmbedder
 from serl_chunk.config.agents.acfql import AcfqlConfig
 from serl_chunk.models.sums import mean_of
-from serl_chunk.types import ChunkBatch
+from serl_chunk.types import STATE, ChunkBatch
 
 
 class FlowActor(ActorCritic):
@@ -74,6 +75,15 @@ class FlowActor(ActorCritic):
         """An observation as what samples it reads it."""
         return self.net.context(policy, base, observation, critic)
 
+    def candidates(
+        self, policy: Params, critic: Params, base: Params, observation: Observation, noise: Any,
+        committed: Committed | None = None, alone: Alone = False,
+    ) -> tuple[jax.Array, Context]:  # fmt: skip
+        """The candidates float32[..., N, H, A] of an observation, and what the critic sees of it."""
+        context = self.shown(policy, critic, base, observation)
+        seen = self.perception.critic_context(critic, base, self.net.described(context, base, observation))
+        return self.samples(policy, base, context, noise, committed), seen
+
     def sampled(self, policy: Params, critic: Params, base: Params, observation: Observation, noise: Any) -> jax.Array:
         """`samples` of an observation."""
         return self.samples(policy, base, self.shown(policy, critic, base, observation), noise)
@@ -98,12 +108,8 @@ class FlowActor(ActorCritic):
         alone: Alone = False,
     ) -> tuple[jax.Array, Metrics]:  # fmt: skip
         policy, critic = params.get("policy", {}), params["critic"]  # a constant one has no parameters
-        context = self.shown(policy, critic, base, observation)
-        chunks = self.samples(policy, base, context, noise, committed)
-        seen = self.net.described(context, base, observation)
-        return self.choose(
-            params, self.perception.critic_context(critic, base, seen), self.finished(chunks, committed), alone
-        )[:2]
+        chunks, seen = self.candidates(policy, critic, base, observation, noise, committed, alone)
+        return self.choose(params, seen, self.finished(chunks, committed), alone)[:2]
 
 
 class Acfql(FlowActor):
@@ -112,7 +118,7 @@ class Acfql(FlowActor):
     config: AcfqlConfig
 
     def __init__(self, config: AcfqlConfig, spec: AgentSpec) -> None:
-        super().__init__(config, spec, with_value=True)
+        super().__init__(config, spec, with_value=config.target == "data")
         self.policy_updates = config.policy_updates
         self.act_by(policy_of(config, self.perception))
 
@@ -142,13 +148,11 @@ class Acfql(FlowActor):
     def _relabel(self, state: AgentState, base: Params, batch: ChunkBatch, key: jax.Array) -> tuple[jax.Array, Metrics]:
         """The best float32[B, H, A] of the acting policy's candidates by the mean of the target's heads."""
         seen, policy = batch.observations, self.acting_policy(state)
-        context = self.shown(policy, state.critic, base, seen)
-        draw = lambda key, one: self.acting_noise({}, key, one, explore=True)  # noqa: E731
-        noise = jax.vmap(draw)(jax.random.split(key, len(batch.actions)), seen)
-        chunks = self.bounded(self.samples(policy, base, context, noise))
-        described = self.net.described(context, base, seen)
-        features = self.perception.critic_context(state.target, base, described).features[:, None]
-        of_heads = self.acting_critic.values(state.target, features, self.acting_critic.truncate_flatten(chunks))
+        noise = self.candidate_draws(key, seen)
+        chunks, context = self.candidates(policy, state.target, base, seen, noise)
+        chunks = self.bounded(chunks)
+        features, flat = context.features[:, None], self.acting_critic.truncate_flatten(chunks)
+        of_heads = self.acting_critic.values(state.target, features, flat)
         values = jnp.mean(of_heads, axis=0)
         best = jnp.argmax(values, axis=1)
         metrics = {
@@ -158,12 +162,59 @@ class Acfql(FlowActor):
         }
         return jnp.take_along_axis(chunks, best[:, None, None, None], axis=1)[:, 0], metrics
 
+    def candidate_draws(self, key: jax.Array, observations: Observation) -> Noise:
+        """The noise of candidates that explore, a leading axis B on every array."""
+        draw = lambda key, one: self.acting_noise({}, key, one, explore=True)  # noqa: E731
+        return jax.vmap(draw)(jax.random.split(key, len(observations[STATE])), observations)
+
+    def batch_spec(self, part: str) -> BatchSpec:
+        spec = super().batch_spec(part)
+        if part == "critic":
+            return spec._replace(frames=True) if self.config.target == "policy" else spec
+        return spec._replace(imitated=spec.imitated and not self.config.follows_critic)
+
+    def seen(self, state: AgentState, base: Params, batch: ChunkBatch) -> ChunkBatch:
+        # Features are of frames without augmentation.
+        features = self.perception.segments and self.config.target == "policy"
+        return batch if features else super().seen(state, base, batch)
+
+    def seen_by_policy(self, state: AgentState, base: Params, batch: ChunkBatch) -> ChunkBatch:
+        return batch if self.config.follows_critic else super().seen_by_policy(state, base, batch)
+
+    def described(self, policy: Params, base: Params, observation: Observation) -> Observation:
+        """An observation with what a critic reads of it."""
+        if not self.perception.segments:
+            return observation
+        return self.net.described(self.net.context(policy, base, observation), base, observation)
+
+    def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
+        """The policy's, and "samples" float32[B, N, ...] of `q_gradient`."""
+        draws = super().policy_draws(key, batch)
+        if self.config.improve_by != "q_gradient":
+            return draws
+        shape = (len(batch.actions), self.config.actor_samples, *self.net.noise_shape)
+        return draws | {"samples": jax.random.normal(key_of(key, "samples"), shape)}
+
     def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
-        """The heads'."""
-        return self.critic.head_noise(key_of(key, "heads"))
+        """The heads', and of candidates "next" with `target=policy`."""
+        heads = self.critic.head_noise(key_of(key, "heads"))
+        if self.config.target == "data":
+            return heads
+        return heads | {"next": self.candidate_draws(key_of(key, "next"), batch.next_observations)}
 
     def critic_loss(self, critic: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise) -> Loss:
-        """Q regression to R + gamma^n mask V(o'), plus V regression to Q or Q_e (IQL, equations 5 and 6)."""
+        """Q regression to R + gamma^n mask V(o'), plus V regression to Q or Q_e (IQL, equations 5 and 6).
+
+        With `target=policy` V(o') is Q' of that candidate at o' which Q' compares best.
+        """
+        if self.config.target == "policy":
+            policy = self.acting_policy(state)
+            chunks, context = self.candidates(policy, state.target, base, batch.next_observations, draws["next"])
+            flat = self.acting_critic.truncate_flatten(self.bounded(chunks))
+            best = self.best_candidate(state.target, context, flat)
+            value = self.acting_critic.target_values(state.target, draws, context.features, best)
+            seen = self.perception.critic_context(critic, base, self.described(policy, base, batch.observations))
+            return self.regression(critic, seen, batch, self.critic.target(batch, value))
         later = self.perception.critic_context(critic, base, batch.next_observations)
         target = self.critic.target(batch, self.critic.expected_value(self.critic.value_output(critic, later.features)))
         now = self.perception.critic_context(critic, base, batch.observations)
@@ -180,9 +231,17 @@ class Acfql(FlowActor):
     def policy_loss(
         self, policy: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise, *, bc_only: bool
     ) -> Loss:
-        """Imitation of what `bc_on` names."""
-        shown = imitated(batch)
-        context = self.net.context(policy, base, shown.observations, self.choosing_params(state))
+        """Imitation of what `bc_on` names; with `q_gradient` also the critic's value of the best of some samples."""
+        shown, acting = imitated(batch), self.choosing_params(state)
+        context, net = self.net.context(policy, base, shown.observations, acting), self.net.network(policy, base)
         weight, given = imitated_numbers(shown.bc_weight, shown.bc_dims), self.net.given(shown, draws)
-        imitation = self.net.loss(self.net.network(policy, base), context, shown.actions, weight, given, draws)
-        return Loss((imitation,), {"actor/bc_loss": imitation, "actor/bc_share": mean_of(batch.bc_weight)})
+        imitation = self.net.loss(net, context, shown.actions, weight, given, draws)
+        metrics = {"actor/bc_loss": imitation, "actor/bc_share": mean_of(batch.bc_weight)}
+        if bc_only or self.config.improve_by != "q_gradient":
+            return Loss((imitation,), metrics)
+        if shown is not batch:
+            context = self.net.context(policy, base, batch.observations, acting)
+        seen = self.net.described(context, base, batch.observations)
+        values = self.climbed_values(state, base, seen, self.samples(policy, base, context, draws["samples"]))
+        loss = q_gradient_loss(values, imitation, self.config.bc_weight)
+        return Loss(loss.terms, metrics | loss.metrics)

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from serl_chunk.agents.actor_critic import ActorCritic
 from serl_chunk.agents.losses.imitation import imitated, imitated_numbers
-from serl_chunk.agents.optimiser import adam, descend
+from serl_chunk.agents.losses.improvement import soft_actor_loss
 from serl_chunk.agents.policies.gaussian import GaussianPolicy
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import (
@@ -25,7 +24,6 @@ from serl_chunk.agents.state import (
     Noise,
     Observation,
     Params,
-    Updated,
     key_of,
 )
 from serl_chunk.config.agents.acrlpd import AcrlpdConfig
@@ -41,31 +39,9 @@ class GaussianActor(ActorCritic):
     """
 
     gaussian: GaussianPolicy
-    initial_temperature: float
-    target_entropy: float
 
     def init(self, rng: jax.Array) -> AgentState:
-        state = self.initial_state(rng, self.gaussian.init(key_of(rng, "policy")))
-        temperature = {"log_alpha": jnp.log(jnp.asarray(self.initial_temperature, jnp.float32))}
-        return state.replace(temperature=temperature, temperature_opt=self.temperature_optimiser.init(temperature))
-
-    @property
-    def temperature_optimiser(self) -> optax.GradientTransformation:
-        return adam(self.config.optimiser("policy")._replace(weight_decay=0.0))  # decay would draw it to 1
-
-    def temperature_loss(self, temperature: Params, entropy: jax.Array) -> jax.Array:
-        """alpha (entropy - target): more noise while entropy is below its target (SAC, section 6)."""
-        return jnp.exp(temperature["log_alpha"]) * (entropy - self.target_entropy)
-
-    def _apply_policy_gradient(self, state: AgentState, grads: Params, metrics: Metrics) -> Updated:
-        before = state.temperature
-        state, metrics = super()._apply_policy_gradient(state, grads, metrics)
-        if "actor/entropy" not in metrics:  # imitation alone
-            return state, metrics
-        loss, grad = jax.value_and_grad(self.temperature_loss)(before, metrics["actor/entropy"])
-        temperature, opt = descend(self.temperature_optimiser, grad, state.temperature_opt, before)
-        state = state.replace(temperature=temperature, temperature_opt=opt)
-        return state, {**metrics, "temperature/temperature_loss": loss}
+        return self.initial_state(rng, self.gaussian.init(key_of(rng, "policy")))
 
     def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
         return {"pi": jax.random.normal(key_of(key, "pi"), (batch.actions.shape[0], self.chunk_dim))}
@@ -159,8 +135,6 @@ class Acrlpd(GaussianActor):
         if bc_only:
             return Loss((imitation,), metrics)
         flat, log_prob = dist.sample_and_log_prob(draws["pi"])
-        entropy = mean_of(-self.joint_log_prob(log_prob))
-        alpha = jnp.exp(state.temperature["log_alpha"])
         q = self.climbed(state, base, batch.observations, self.gaussian.chunks(flat))
-        metrics |= {"actor/entropy": entropy, "actor/temperature": mean_of(alpha), "actor/q": q}
-        return Loss((entropy.times(-alpha), q.times(-1.0), imitation.times(self.config.bc_alpha)), metrics)
+        loss = soft_actor_loss(self.joint_log_prob(log_prob), state.temperature["log_alpha"], q)
+        return Loss((*loss.terms, imitation.times(self.config.bc_alpha)), metrics | loss.metrics)

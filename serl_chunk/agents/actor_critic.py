@@ -7,13 +7,25 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from serl_chunk.agents.base import Agent
 from serl_chunk.agents.critic import ChunkCritic
-from serl_chunk.agents.optimiser import descend, soft_update
+from serl_chunk.agents.optimiser import adam, descend, soft_update
 from serl_chunk.agents.prefix_critic import PrefixCritic
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import AgentState, Alone, Context, Loss, Metrics, Noise, Observation, Params, key_of
+from serl_chunk.agents.state import (
+    AgentState,
+    Alone,
+    Context,
+    Loss,
+    Metrics,
+    Noise,
+    Observation,
+    Params,
+    Updated,
+    key_of,
+)
 from serl_chunk.config.agents.acfql import DecoupledConfig
 from serl_chunk.config.agents.base import ActorCriticConfig
 from serl_chunk.models.convolutions import map_blocks
@@ -24,9 +36,15 @@ Sampled = Callable[[Observation, jax.Array], jax.Array]
 
 
 class ActorCritic(Agent):
-    """Base of agents whose policy is improved by a chunk critic, with or without a short critic."""
+    """Base of agents whose policy is improved by a chunk critic, with or without a short critic.
+
+    With `initial_temperature` above 0 alpha = exp(`log_alpha`) of `AgentState.temperature` keeps a density's entropy,
+    the metric "actor/entropy" of the policy's loss, near `target_entropy`.
+    """
 
     config: ActorCriticConfig
+    initial_temperature = 0.0
+    target_entropy = 0.0
 
     def __init__(self, config: ActorCriticConfig, spec: AgentSpec, *, with_value: bool = False, **layers: Any) -> None:
         super().__init__(config, spec)
@@ -40,7 +58,29 @@ class ActorCritic(Agent):
         critic = {"encoder": encoder} | self.critic.init(key_of(rng, "critic"), features)
         if self.short_critic is not None:
             critic[self.short_critic.heads] = self.short_critic.init_heads(key_of(rng, "short critic"), features)
-        return self.fresh_state(key_of(rng, "state"), policy, critic, target=("encoder", self.acting_critic.heads))
+        state = self.fresh_state(key_of(rng, "state"), policy, critic, target=("encoder", self.acting_critic.heads))
+        if not self.initial_temperature:
+            return state
+        temperature = {"log_alpha": jnp.log(jnp.asarray(self.initial_temperature, jnp.float32))}
+        return state.replace(temperature=temperature, temperature_opt=self.temperature_optimiser.init(temperature))
+
+    @property
+    def temperature_optimiser(self) -> optax.GradientTransformation:
+        return adam(self.config.optimiser("policy")._replace(weight_decay=0.0))  # decay would draw it to 1
+
+    def temperature_loss(self, temperature: Params, entropy: jax.Array) -> jax.Array:
+        """alpha (entropy - target): more noise while entropy is below its target (SAC, section 6)."""
+        return jnp.exp(temperature["log_alpha"]) * (entropy - self.target_entropy)
+
+    def _apply_policy_gradient(self, state: AgentState, grads: Params, metrics: Metrics) -> Updated:
+        before = state.temperature
+        state, metrics = super()._apply_policy_gradient(state, grads, metrics)
+        if "actor/entropy" not in metrics:  # imitation alone
+            return state, metrics
+        loss, grad = jax.value_and_grad(self.temperature_loss)(before, metrics["actor/entropy"])
+        temperature, opt = descend(self.temperature_optimiser, grad, state.temperature_opt, before)
+        state = state.replace(temperature=temperature, temperature_opt=opt)
+        return state, {**metrics, "temperature/temperature_loss": loss}
 
     def best_candidate(self, critic: Params, context: Context, chunks: jax.Array) -> jax.Array:
         """Of flat chunks float32[B, N, Hc*A] the one that `acting_critic` values most, float32[B, Hc*A]."""
@@ -91,9 +131,17 @@ class ActorCritic(Agent):
 
     def climbed(self, state: AgentState, base: Params, observations: Observation, chunk: jax.Array) -> Sum:
         """The mean of Q(o, a) over heads and chunks a float32[B, H, A], with a gradient to the chunks alone."""
+        return mean_of(self.climbed_values(state, base, observations, chunk[:, None]))
+
+    def climbed_values(
+        self, state: AgentState, base: Params, observations: Observation, chunks: jax.Array
+    ) -> jax.Array:
+        """The mean of Q(o, a) over heads float32[B, N], of chunks float32[B, N, H, A] with a gradient to them alone."""
         now = jax.lax.stop_gradient(self.perception.critic_context(state.critic, base, observations))
-        flat = self.acting_critic.truncate_flatten(chunk)
-        return mean_of(self.acting_critic.mean_value(state.critic, now.features, flat))
+        flat = self.acting_critic.truncate_flatten(chunks)
+        features = jnp.repeat(now.features, flat.shape[1], axis=0)
+        values = self.acting_critic.mean_value(state.critic, features, flat.reshape(-1, flat.shape[-1]))
+        return values.reshape(flat.shape[:2])
 
     def choose(
         self, params: Params, context: Context, chunks: jax.Array, alone: Alone = False

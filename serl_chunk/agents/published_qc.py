@@ -35,6 +35,7 @@ import jax.numpy as jnp
 from serl_chunk.agents.acfql import FlowActor
 from serl_chunk.agents.acrlpd import GaussianActor
 from serl_chunk.agents.actor_critic import ActorCritic
+from serl_chunk.agents.losses.improvement import soft_actor_loss
 from serl_chunk.agents.optimiser import soft_update
 from serl_chunk.agents.perception import Perception
 from serl_chunk.agents.policies.base import ChunkNetwork
@@ -203,12 +204,10 @@ class PublishedAcrlpd(PublishedQc, GaussianActor):
         if bc_only:
             return Loss((imitation,), {"actor/bc_loss": imitation})
         chunk, log_prob = pi.sample_and_log_prob(draws["pi"])
-        entropy = mean_of(-jnp.sum(log_prob, axis=-1))
         q = self.climbed(state, base, batch.observations, self.gaussian.chunks(chunk))
-        alpha = jnp.exp(state.temperature["log_alpha"])
-        return Loss((entropy.times(-alpha), q.times(-1.0), imitation.times(self.config.bc_alpha)), {
-            "actor/bc_loss": imitation, "actor/entropy": entropy, "actor/q": q, "actor/temperature": mean_of(alpha),
-        })  # fmt: skip
+        loss = soft_actor_loss(jnp.sum(log_prob, axis=-1), state.temperature["log_alpha"], q)
+        terms = (*loss.terms, imitation.times(self.config.bc_alpha))
+        return Loss(terms, {"actor/bc_loss": imitation, **loss.metrics})
 
 
 def published_qc(config: PublishedQcConfig, spec: AgentSpec) -> PublishedQc:

@@ -163,6 +163,23 @@ def _decoupled(config: ExperimentConfig) -> Changes:
     return {"agent": DecoupledConfig(**own), "chunk": chunk}
 
 
+def _acrlpd_pi0(config: ExperimentConfig) -> Changes:
+    """The experiment's pi0 by ACRLPD's rule, with what is wrong in it corrected (docs/algorithms/pi0.md)."""
+    a = config.agent
+    if (model := a.as_pi0) is None:
+        remedy = "Use an experiment with agent.policy=pi0."
+        raise ConfigError(f"acrlpd-pi0 improves a pi0, and agent.policy is another. {remedy}", parameter="preset")
+    own = {f.name: getattr(a, f.name) for f in fields(a)} if type(a) is AcfqlConfig else _common(config)
+    critic = SacCriticConfig(hidden=(256,) * 3, ensemble=10, target_subset=10, target_aggregate="min", tau=0.005)
+    own |= {
+        "policy": "pi0", "pi0": replace(model, trainable="expert") if model.trainable == "none" else model,
+        "critic": critic, "target": "policy", "improve_by": "q_gradient", "bc_weight": 0.05, "bc_on": "+successes",
+        "candidates": 32, "edit_scale": 0.0, "policy_updates": 1, "policy_ema": 0.999,
+    }  # fmt: skip
+    replay = replace(config.replay, positive_fraction=0.1)
+    return {"agent": AcfqlConfig(**own), "replay": replay}
+
+
 def _hg_dagger(config: ExperimentConfig, policy: Any) -> Changes:
     """Cloning of demonstrations, then of these and human steps online (Kelly 2019; HIL-SERL's train_hgdagger)."""
     learner, changes = config.learner, _clone(config, policy, "demo+interventions")
@@ -222,6 +239,8 @@ PRESETS: dict[str, Preset] = {
         ("qc-rlpd", "RLPD on chunks of 5, with imitation (bc_alpha 0.01)", lambda c, g: _gaussian(c, g, HORIZON, 0.01)),
         ("decoupled", "the experiment's acfql with decoupled critics: one of twice the executed actions teaches one of "
          "these", lambda c, g: _decoupled(c)),
+        ("acrlpd-pi0", "pi0 by the gradient of ten critics through the best of four samples, next to imitation",
+         lambda c, g: _acrlpd_pi0(c)),
         ("bc", "behaviour cloning by flow matching, chunks of 5", lambda c, g: _clone(c, "flow")),
         ("bc-gaussian", "behaviour cloning with a tanh-squashed Gaussian, chunks of 5",
          lambda c, g: _clone(c, "gaussian")),
@@ -323,6 +342,7 @@ NOT_OF_COMPAT = {  # presets of which Q-chunking's code has no version
     "bc-gaussian": "the published code has no Gaussian clone",
     "hg-dagger": _NO_DAGGER,
     "hg-dagger-gaussian": _NO_DAGGER,
+    "acrlpd-pi0": "the published code has no pi0",
     "rlpd": "the RLPD of the published code is preset=rlpd-qc",
     "hil-serl": "the published code has no HIL-SERL",
     **dict.fromkeys(OF_GROUPS, "the published code trains on no groups"),

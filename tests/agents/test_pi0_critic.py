@@ -20,26 +20,28 @@ from serl_chunk.types import PROMPT, PROMPT_MASK
 IMAGES = ("images/top", "images/wrist")
 
 
-def acting(**changes) -> Acfql:
-    """pi0 with a critic on its features; `changes` of its Pi0Config, or `edit_scale`."""
-    edit = changes.pop("edit_scale", 0.0)
+def acting(trainable: str, sizes: AgentSpec = SPEC, pi0: dict | None = None, **changes) -> Acfql:
+    """pi0 with a critic on its features; `changes` of its AcfqlConfig."""
     common = {name: getattr(CONFIG, name) for name in ("policy", "image_keys", "encoder", "language", "policy_ema")}
-    pi0 = dataclasses.replace(SMALL, **changes)
-    return Acfql(AcfqlConfig(pi0=pi0, critic=critic(), candidates=4, edit_scale=edit, policy_updates=1, **common), SPEC)
+    own = dataclasses.replace(SMALL, trainable=trainable, **(pi0 or {}))
+    return Acfql(AcfqlConfig(pi0=own, critic=critic(), candidates=4, policy_updates=1, **common, **changes), sizes)
 
 
 def batches(agent: Acfql):
-    """As the replay gives them: a critic's without pixels, the policy's with them."""
+    """As the replay gives them: a critic's without pixels but for `target=policy`, the policy's with them."""
     of_critic = make_batches(SPEC, updates=2)
-    features = np.random.default_rng(0).normal(size=(2, 8, 3, 16)).astype(np.float16)
-    seen = {"state": of_critic.observations["state"], POLICY_FEATURES: features}
+    if agent.wants()["critic"].frames:
+        seen = {name: np.stack([value] * 2) for name, value in shown(agent).observations.items()}
+    else:
+        features = np.random.default_rng(0).normal(size=(2, 8, 3, 16)).astype(np.float16)
+        seen = {"state": of_critic.observations["state"], POLICY_FEATURES: features}
     out = {"critic": of_critic._replace(observations=seen, next_observations=seen)}
     return out | {name: jax.tree.map(lambda x: x[None], shown(agent)) for name in agent.wants() if name == "policy"}
 
 
 @pytest.mark.parametrize("trainable", ["none", "expert"])
 def test_each_loss_changes_its_own_network_by_its_own_batch(trainable):
-    agent = acting(trainable=trainable)
+    agent = acting(trainable)
     wants = agent.wants()
     assert (wants["critic"].frames, list(wants)) == (False, ["critic", "policy"][: 1 + (trainable == "expert")])
     if trainable == "expert":
@@ -57,7 +59,7 @@ def test_each_loss_changes_its_own_network_by_its_own_batch(trainable):
 @pytest.mark.parametrize("trainable", ["expert", "lora", "lora_expert"])
 def test_stored_features_are_those_that_a_decision_computes_of_the_imported_leaves(trainable):
     """Also with LoRA of the first expert among what is not trained."""
-    agent = acting(trainable=trainable, **(lora() if "lora" in trainable else {}))
+    agent = acting(trainable, pi0=lora() if "lora" in trainable else None)
     state = started(agent)
     base = jax.tree.map(
         lambda x: x + 0.1 * jax.random.normal(jax.random.key(1), x.shape), agent.new_base(jax.random.key(0))
@@ -77,8 +79,79 @@ def test_stored_features_are_those_that_a_decision_computes_of_the_imported_leav
     assert np.abs(np.float32(stored)).std(axis=0).max() > 0.01
 
 
+RULES = {"q_gradient": {"trainable": "expert", "target": "policy"}}
+
+
+def of_rule(rule: str, parts: int = 1, **changes):
+    """The agent of a rule, a state, its base, and a batch of each network with its draws."""
+    sizes = dataclasses.replace(SPEC, micro_batches=parts)
+    agent = acting(**RULES[rule], improve_by=rule, sizes=sizes, **changes)
+    state, base, given = started(agent), agent.new_base(jax.random.key(0)), batches(agent)
+    assert agent.wants()["policy"] == BatchSpec(None, each=False, next_observations=False, frames=True)
+    rows = {name: jax.tree.map(lambda x: x[0], given[name]) for name in ("critic", "policy")}
+    draws = {
+        "critic": agent.critic_draws(state.rng, rows["critic"]),
+        "policy": agent.policy_draws(state.rng, rows["policy"]),
+    }
+    return agent, state, base, given, rows, draws
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rule_teaches_its_own_network_alone_by_constants_and_is_compiled_once(rule):
+    agent, state, base, given, rows, draws = of_rule(rule)
+
+    @jax.jit
+    def leaked(state, base):
+        """Gradients with respect to what teaches."""
+
+        def critic(policy, target):
+            taught = state.replace(policy=policy, target=target)
+            return agent.critic_loss(state.critic, taught, base, rows["critic"], draws["critic"]).terms[0].total
+
+        def policy(critic, target):
+            taught = state.replace(critic=critic, target=target)
+            loss = agent.policy_loss(state.policy, taught, base, rows["policy"], draws["policy"], bc_only=False)
+            return sum(term.total for term in loss.terms)
+
+        return jax.grad(critic, (0, 1))(state.policy, state.target), jax.grad(policy, (0, 1))(
+            state.critic, state.target
+        )
+
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(leaked(state, base)))
+    before = jax.tree.map(np.array, (state.critic, state.policy, base))
+    for _ in range(2):
+        state, metrics = agent.update(state, base, given)
+    assert agent.update._cache_size() == 1
+    moved = [not same(old, new) for old, new in zip(before, (state.critic, state.policy, base), strict=True)]
+    assert moved == [True, True, False]
+    assert np.isfinite(metrics["actor/q"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
+def test_parts_of_a_batch_add_up_to_the_whole_by_every_rule(rule):
+    found = []
+    for parts in (1, 2, 4):
+        agent, state, base, _, rows, draws = of_rule(
+            rule, parts, critic_sees="state"
+        )  # float16 features may round otherwise
+
+        @jax.jit
+        def gradients(state, base, agent=agent, rows=rows, draws=draws):
+            return (
+                agent._critic_gradient(state, base, rows["critic"], draws["critic"])[0],
+                agent._policy_gradient(state, base, rows["policy"], draws["policy"], False)[0],
+            )
+
+        found.append(jax.tree.map(np.asarray, gradients(state, base)))
+    for other in found[1:]:
+        for whole, summed in zip(jax.tree.leaves(found[0]), jax.tree.leaves(other), strict=True):
+            assert np.linalg.norm(summed - whole) <= 1e-5 * np.linalg.norm(whole) + 1e-9
+
+
 def test_candidates_are_the_first_ones_chunk_and_its_edits_and_the_best_acts():
-    agent = acting(trainable="none", edit_scale=0.1)
+    agent = acting("none", edit_scale=0.1)
     params = agent.policy_params(started(agent)) | {"base": agent.new_base(jax.random.key(0))}
     one = {name: value[0] for name, value in shown(agent).observations.items()}
     decide = lambda key, **how: agent.sample(params, one, jax.random.key(key), **how)  # noqa: E731

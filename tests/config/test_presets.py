@@ -24,7 +24,7 @@ from serl_chunk.config.robots import RobotConfig
 from serl_chunk.types import ConfigError
 
 BASE = ExperimentConfig("x", RobotConfig())
-OTHERS = ("bc", "hg-dagger", "hil-serl", "decoupled", *OF_GROUPS)
+OTHERS = ("bc", "acrlpd-pi0", "hg-dagger", "hil-serl", "decoupled", *OF_GROUPS)
 OF_FAILING = [name for name in PRESETS if not name.startswith(OTHERS)]
 CLONES = [name for name in PRESETS if name.startswith(("bc", "hg-dagger"))]
 

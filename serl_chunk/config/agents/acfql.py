@@ -7,7 +7,9 @@ from typing import Any, ClassVar, Literal
 
 from serl_chunk.config.agents.base import ActorCriticConfig, CriticSees
 from serl_chunk.config.agents.policy import OF_PI0, PolicyConfig
-from serl_chunk.config.fields import TRAINED, acting, require, setting, shaping
+from serl_chunk.config.fields import TRAINED, acting, needs, require, setting, shaping
+
+_BY_GRADIENT = (OF_PI0, needs("agent.improve_by", "q_gradient"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,17 +40,33 @@ class AcfqlConfig(PolicyConfig, ActorCriticConfig):
         least=0,
     )
 
-    improve_by: Literal["none", "distil"] = setting(
-        "none",
-        "how pi0 itself gets better: by imitating what agent.bc_on names, or (distil) at all replayed observations the "
-        "best of its candidates, which it then needs no critic to find",
+    target: Literal["data", "policy"] = setting(
+        "data",
+        "V of the critic's target: an expectile of Q over the data, or (policy) Q of the best of the policy's "
+        "candidates, for which next observations bring their pictures",
         requires=OF_PI0,
     )
+    improve_by: Literal["none", "distil", "q_gradient"] = setting(
+        "none",
+        "how pi0 itself gets better: by imitating what agent.bc_on names, or (distil) at all replayed observations the "
+        "best of its candidates, which it then needs no critic to find, or (q_gradient) by the critic's gradient "
+        "through its samples",
+        requires=OF_PI0,
+    )
+    actor_samples: int = setting(
+        4, "samples of pi0 at an observation, the best of which climbs the critic", least=1, requires=_BY_GRADIENT
+    )
+    bc_weight: float = setting(1.0, "weight of imitation next to the critic's value", least=0, requires=_BY_GRADIENT)
 
     def _check(self) -> None:
         # fmt: off
-        require(not self.relabels or self.trains_policy, "agent.improve_by",
-            "distil trains nothing with agent.pi0.trainable=none. Set that to expert or lora_expert, or this to none.")
+        trains = self.relabels or self.follows_critic
+        require(not trains or self.trains_policy, "agent.improve_by",
+            f"{self.improve_by} trains nothing with agent.pi0.trainable=none. Set that to expert or lora_expert, or "
+            "this to none.")
+        require(self.as_pi0 is None or self.target == "data" or bool(self.image_keys), "agent.target",
+            "policy needs the pictures of next observations, and agent.image_keys names no camera. Name cameras, or "
+            "set it to data.")
         require(not self.relabels or self.candidates > 1, "agent.improve_by",
             "distil imitates the best of several candidates, got agent.candidates=1. Raise that, or set this to none.")
         require(not self.edit_scale or self.candidates > 1, "agent.edit_scale",
@@ -58,6 +76,11 @@ class AcfqlConfig(PolicyConfig, ActorCriticConfig):
     @property
     def relabels(self) -> bool:
         return self.as_pi0 is not None and self.improve_by == "distil"
+
+    @property
+    def follows_critic(self) -> bool:
+        """Whether the policy's loss reads the critic, at all windows."""
+        return self.as_pi0 is not None and self.improve_by == "q_gradient"
 
     @property
     def seen_by_critic(self) -> CriticSees:

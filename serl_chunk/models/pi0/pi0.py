@@ -235,6 +235,8 @@ class Pi0:
                 v = self.velocity(params, prefix, x, jnp.broadcast_to(t, x.shape[:-2]), given)
                 return (x + rate * v, t + rate), None
 
+            if self.config.remat:  # a gradient keeps the chunks between the steps alone
+                step = jax.checkpoint(step, prevent_cse=False)
             # Added up in float32, as openpi does: 1 - i / n differs enough to move a sample by more than its tolerance.
             (x, _), _ = jax.lax.scan(step, (noise, jnp.float32(1.0)), length=steps, unroll=self.unroll)
             return jnp.moveaxis(fixed(noise, x, jnp.float32(0.0)), -3, 0)
