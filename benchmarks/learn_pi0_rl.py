@@ -10,7 +10,6 @@ compared with one sample of the clone on starts that nothing was chosen on. Fini
 
 from __future__ import annotations
 
-import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -30,13 +29,13 @@ from serl_chunk.config.overrides import apply_overrides
 from serl_chunk.config.presets import configured
 from serl_chunk.data.prompts import make_prompts
 from serl_chunk.evaluation.results import paired_difference
-from serl_chunk.evaluation.rollouts import evaluate
+from serl_chunk.evaluation.rollouts import Entry, evaluate_in_turns
 from serl_chunk.fleet.local import PROGRAM, run_both
 from serl_chunk.learner.building import RunOptions
 from serl_chunk.robots.fake.env import FakeAlohaEnv
 from serl_chunk.robots.registry import make_env
 from serl_chunk.runs.metrics import read_metrics
-from serl_chunk.types import PROMPT, PROMPT_MASK
+from serl_chunk.types import ONE, PROMPT, PROMPT_MASK
 
 CLONE, RL = "fake_aloha_pi0", "fake_aloha_pi0_rl"
 N_DEMOS, EVERY, UPDATES = 200, 1_000, 12_000
@@ -45,12 +44,21 @@ STARTS = 600_000  # of evaluations; nothing was tuned on them
 PROBED = 700_000
 STEPS, CHECKPOINTS = 20_000, 5  # of the robot; checkpoints that are evaluated
 AT_ONCE = 16  # episodes of an evaluation
-_ONE = {"candidates": 1, "edit_scale": 0.0, "improve_by": "none"}
 
-# Name -> settings of its training. All others are those of the experiment.
+# Name -> settings of its training, and its preset. All others are those of the experiment.
 RULES: dict[str, dict[str, str]] = {
     "edits": {"actor.intervention": "none"},
     "own": {"actor.intervention": "none", "agent.edit_scale": "0"},
+    "edit": {"actor.intervention": "none", "agent.target": "policy", "agent.improve_by": "edit"},
+    "rlt": {"actor.intervention": "none", "agent.target": "policy", "agent.improve_by": "rlt"},
+    "dsrl": {
+        "actor.intervention": "none",
+        "agent.target": "policy",
+        "agent.improve_by": "dsrl",
+        "agent.edit_scale": "0",
+    },  # fmt: skip
+    # All demonstrations succeed: there is nothing to balance.
+    "q_gradient": {"preset": "acrlpd-pi0", "actor.intervention": "none", "replay.positive_fraction": "none"},
     "person": {"actor.intervention": "scripted", "agent.pi0.trainable": "expert"},
 }
 
@@ -131,14 +139,17 @@ def train(name: str, seed: int, file: Path, demos: Path, out: Path, given: list[
         "seed": str(seed), "agent.pi0.weights": str(file), "learner.online_steps": str(STEPS),
         "learner.eval_interval": "0", "learner.keep_checkpoints": "100", **RULES[name],
     }  # fmt: skip
+    preset = settings.pop("preset", None)
     pairs = [*settings.items(), *given]
-    config = configured(load_experiment(RL), pairs)
+    config = configured(load_experiment(RL), pairs, preset=preset)
     pairs.append(("learner.checkpoint_period", str(config.learner.max_steps // CHECKPOINTS)))
     run = out / f"{name}_{seed}"
     words = ["--exp_name", RL, "--debug", "--launched_with_learner", "--demo_path", str(demos),
              *(f"--config.{path}={value}" for path, value in pairs)]  # fmt: skip
+    words += ["--preset", preset] if preset else []
     keep_plan(run.with_name(f"{run.name}.plan"), words, run)
-    trained, ended = Trained(configured(load_experiment(RL), pairs), run), run.with_name(f"{run.name}.ended")
+    trained = Trained(configured(load_experiment(RL), pairs, preset=preset), run)
+    ended = run.with_name(f"{run.name}.ended")
     if not ended.exists():
         if run_both([*words, "--checkpoint_path", str(run)], pin=False, ip="127.0.0.1", program=PROGRAM):
             raise SystemExit(f"{run} failed; run the same command again to go on")
@@ -146,20 +157,20 @@ def train(name: str, seed: int, file: Path, demos: Path, out: Path, given: list[
     return trained
 
 
-def successes(trained: Trained, step: int, episodes: int, kind: str = "best", **changes: Any) -> np.ndarray:
-    """Return which starts a checkpoint succeeds from, its agent's settings changed; it explores for `random` alone."""
-    config = dataclasses.replace(trained.config, agent=dataclasses.replace(trained.config.agent, **changes))
-    acting = Trained(config, trained.run)
+def successes(trained: Trained, step: int, episodes: int, kind: str = "best") -> np.ndarray:
+    """Return which starts a checkpoint succeeds from.
+
+    `kind` "clone" is one sample of pi0, "random" one that explores; "best" what the critic chooses.
+    """
 
     def found() -> list[bool]:
-        policy, _ = acting.policy(step)
-        envs = [make_env(config.robot) for _ in range(AT_ONCE)]
-        result = evaluate(
-            envs[0], policy, config, n=episodes, seed_base=STARTS, deterministic=kind != "random", others=envs[1:]
-        )
+        policy, _ = trained.policy(step)
+        envs = [make_env(trained.config.robot) for _ in range(AT_ONCE)]
+        entry = Entry(policy, kind != "random", arm="" if kind == "best" else ONE)
+        [result] = evaluate_in_turns(envs[0], [entry], trained.config, n=episodes, seed_base=STARTS, others=envs[1:])
         return [bool(summary.success) for summary in result.summaries]
 
-    return np.array(acting.kept(f"{kind}_{step}_{episodes}", found))
+    return np.array(trained.kept(f"{kind}_{step}_{episodes}", found))
 
 
 def main() -> None:
@@ -177,8 +188,8 @@ def main() -> None:
             trained = train(name, seed, file, demos, args.out, args.overrides)
             walls = {row["step"]: row["wall"] for row in read_metrics(trained.run)["train"]}
             last, points = trained.steps[-1], []
-            start = successes(trained, trained.steps[0], args.episodes, "clone", **_ONE)
-            drawn = successes(trained, last, args.episodes, "random", **_ONE)
+            start = successes(trained, trained.steps[0], args.episodes, "clone")
+            drawn = successes(trained, last, args.episodes, "random")
             for step in trained.steps:
                 best = successes(trained, step, args.episodes)
                 meta = trained.store.restore_policy(step).meta

@@ -31,8 +31,8 @@ class Implementation(NamedTuple):
 
 
 IMPLEMENTATIONS: dict[type[AgentConfig], Implementation] = {
-    AcfqlConfig: Implementation("serl_chunk.agents.acfql:Acfql"),
-    DecoupledConfig: Implementation("serl_chunk.agents.acfql:Acfql"),
+    AcfqlConfig: Implementation("serl_chunk.agents.small_actors:acfql"),
+    DecoupledConfig: Implementation("serl_chunk.agents.small_actors:acfql"),
     AcrlpdConfig: Implementation("serl_chunk.agents.acrlpd:Acrlpd"),
     BcConfig: Implementation("serl_chunk.agents.bc:Bc"),
     GroupAgentConfig: Implementation(

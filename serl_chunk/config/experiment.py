@@ -384,7 +384,8 @@ class ExperimentConfig(Group):
                 "learner.offline_steps.")
         require(self.replay.windows != "qc" or agent.as_pi0 is None, "replay.windows",
             "qc has states alone, and pi0 sees pictures or a text. Set it to episode.")
-        require(agent.trains_policy or not loop.pretrain_steps, "learner.pretrain_steps",
+        imitates = agent.as_pi0 is None or agent.as_pi0.trainable != "none"
+        require(imitates or not loop.pretrain_steps, "learner.pretrain_steps",
             f"{loop.pretrain_steps} trains nothing: with agent.pi0.trainable=none the policy is constant. Set it to 0, "
             "or agent.pi0.trainable to expert or lora_expert.")
         if agent.bounded_critic:

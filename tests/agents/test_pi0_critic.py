@@ -12,6 +12,7 @@ from agent_tools import critic, make_batches, same
 from pi0_agents import CONFIG, SMALL, SPEC, lora, shown, started
 
 from serl_chunk.agents.acfql import Acfql
+from serl_chunk.agents.small_actors import acfql
 from serl_chunk.agents.spec import POLICY_FEATURES, AgentSpec, BatchSpec
 from serl_chunk.config.agents.acfql import AcfqlConfig
 from serl_chunk.config.agents.language import LanguageConfig
@@ -24,7 +25,7 @@ def acting(trainable: str, sizes: AgentSpec = SPEC, pi0: dict | None = None, **c
     """pi0 with a critic on its features; `changes` of its AcfqlConfig."""
     common = {name: getattr(CONFIG, name) for name in ("policy", "image_keys", "encoder", "language", "policy_ema")}
     own = dataclasses.replace(SMALL, trainable=trainable, **(pi0 or {}))
-    return Acfql(AcfqlConfig(pi0=own, critic=critic(), candidates=4, policy_updates=1, **common, **changes), sizes)
+    return acfql(AcfqlConfig(pi0=own, critic=critic(), candidates=4, policy_updates=1, **common, **changes), sizes)
 
 
 def batches(agent: Acfql):
@@ -79,7 +80,12 @@ def test_stored_features_are_those_that_a_decision_computes_of_the_imported_leav
     assert np.abs(np.float32(stored)).std(axis=0).max() > 0.01
 
 
-RULES = {"q_gradient": {"trainable": "expert", "target": "policy"}}
+RULES = {
+    "q_gradient": {"trainable": "expert", "target": "policy"},
+    "edit": {"trainable": "none", "target": "policy", "edit_scale": 0.1},
+    "rlt": {"trainable": "none", "target": "policy", "edit_scale": 0.1, "bc_weight": 0.5},
+    "dsrl": {"trainable": "none", "target": "policy"},
+}
 
 
 def of_rule(rule: str, parts: int = 1, **changes):
@@ -167,45 +173,111 @@ def test_candidates_are_the_first_ones_chunk_and_its_edits_and_the_best_acts():
     assert len(set(np.asarray(record["values"]).tolist())) == 4
 
 
-def test_of_two_modes_the_best_of_some_samples_and_then_one_sample_is_the_rewarded_one():
-    """A chunk of one number goes left or right, as demonstrated; only right is rewarded."""
-    pi0 = dataclasses.replace(SMALL, trainable="expert", action_dim=2, steps=4)
-    config = AcfqlConfig(
-        policy="pi0", pi0=pi0, language=LanguageConfig("bytes", 16), lr=3e-3, policy_ema=0.0, policy_updates=1,
-        critic=critic(), candidates=8, improve_by="distil",
-    )  # fmt: skip
-    agent = Acfql(config, AgentSpec(2, 1, 2, 2, (), 0.9, (0.0, 1.0)))
-    state, base, rng = agent.new_state(jax.random.key(0)), agent.new_base(jax.random.key(0)), np.random.default_rng(0)
-    text = {PROMPT: np.tile(np.int32([1, 5, 6]), (64, 1)), PROMPT_MASK: np.ones((64, 3), bool)}
-    seen = {"state": np.zeros((64, 2), np.float32), **text}
+class TwoModes:
+    """A chunk of one number that goes left or right, as demonstrated, and a pi0 that was cloned of both."""
 
-    def batch(shown, updates: int = 50):
-        """Of one number an action, and a reward at once for those to the right; nothing follows."""
-        side = rng.choice(np.float32([-0.6, 0.6]), size=(updates, 64, 1, 1))
+    spec = AgentSpec(2, 1, 2, 2, (), 0.9, (0.0, 1.0))
+
+    def __init__(self) -> None:
+        self.rng, text = np.random.default_rng(0), np.tile(np.int32([1, 5, 6]), (64, 1))
+        self.text = {PROMPT: text, PROMPT_MASK: np.ones((64, 3), bool)}
+        self.seen = {"state": np.zeros((64, 2), np.float32), **self.text}
+        self.pi0 = dataclasses.replace(SMALL, trainable="expert", action_dim=2, steps=4)
+        self.agent = self.agent_of(improve_by="distil")
+        self.base, state = self.agent.new_base(jax.random.key(0)), self.agent.new_state(jax.random.key(0))
+        for _ in range(8):
+            state, _ = self.agent.update_policy(state, self.base, self.batch(self.seen))
+        self.state = state
+        features = self.agent.embedder(self.base)(self.text)[POLICY_FEATURES]
+        self.described = {"state": self.seen["state"], POLICY_FEATURES: features}
+
+    def agent_of(self, **changes) -> Acfql:
+        common = {"policy": "pi0", "pi0": self.pi0, "language": LanguageConfig("bytes", 16), "critic": critic()}
+        own = {"lr": 3e-3, "policy_ema": 0.0, "policy_updates": 1, "candidates": 8}
+        return acfql(AcfqlConfig(**{**common, **own, **changes}), self.spec)
+
+    def batch(self, shown, rewarded=lambda a: a > 0, spread: float = 0.0, updates: int = 50):
+        """Of one number an action, and a reward at once where `rewarded`; nothing follows."""
+        side = self.rng.choice(np.float32([-0.6, 0.6]), size=(updates, 64, 1, 1))
+        side = side if not spread else self.rng.uniform(-spread, spread, side.shape).astype(np.float32)
         of = make_batches(AgentSpec(2, 1, 2, 2, (), 0.9), updates, 64)
-        actions = side + rng.normal(0, 0.02, (updates, 64, 2, 1)).astype(np.float32)
-        rewards = np.concatenate([side[..., 0] > 0, np.zeros_like(side[..., 0])], -1).astype(np.float32)
+        actions = side + self.rng.normal(0, 0.02, (updates, 64, 2, 1)).astype(np.float32)
+        rewards = np.concatenate([rewarded(side[..., 0]), np.zeros_like(side[..., 0])], -1).astype(np.float32)
         ones = np.ones((updates, 64, 2), np.float32)
         shown = jax.tree.map(lambda x: np.broadcast_to(x, (updates, *x.shape)), shown)
         return of._replace(observations=shown, next_observations=shown, actions=actions, rewards=rewards, valid=ones,
                            bc_weight=ones, mask=np.zeros((updates, 64), np.float32))  # fmt: skip
 
-    def right(state, *, alone: bool) -> float:
-        params = agent.policy_params(state) | {"base": base}
-        chunks, _ = agent.decide(params, seen, jax.random.split(jax.random.key(3), 64), explore=True, alone=alone)
-        return float((np.asarray(chunks).mean((1, 2)) > 0).mean())
+    def valued(self, state, **batch):
+        """The state after its critic learnt from `batch`; what it was stays."""
+        state = jax.tree.map(jnp.copy, state)
+        for _ in range(4):
+            state, _ = self.agent.update_critic(state, self.base, self.batch(self.described, **batch))
+        return state
 
-    for _ in range(8):
-        state, _ = agent.update_policy(state, base, batch(seen))
-    assert 0.25 < right(state, alone=True) < 0.75
-    features = {"state": seen["state"], POLICY_FEATURES: agent.embedder(base)(text)[POLICY_FEATURES]}
-    for _ in range(4):
-        state, _ = agent.update_critic(state, base, batch(features))
-    assert right(state, alone=False) > 0.9
+    def constant(self, valued, **changes):
+        """An agent with pi0 as it is now, all of it base, and a state with the critic of `valued`."""
+        agent = self.agent_of(pi0=dataclasses.replace(self.pi0, trainable="none"), **changes)
+        base = {"pi0": self.agent.net.network(valued.policy, self.base)}
+        fresh = agent.new_state(jax.random.key(1))
+        same = {name: jax.tree.map(jnp.copy, getattr(valued, name)) for name in ("critic", "target", "critic_opt")}
+        return agent, fresh.replace(**same), base
+
+    def share(self, agent, state, base, wanted=lambda a: a > 0, *, alone: bool) -> float:
+        """Of decisions that explore, those whose actions are `wanted` on average."""
+        params = agent.policy_params(state) | {"base": base}
+        keys = jax.random.split(jax.random.key(3), 64)
+        chunks, _ = agent.decide(params, self.seen, keys, explore=True, alone=alone)
+        return float(wanted(np.asarray(chunks).mean((1, 2))).mean())
+
+
+@pytest.fixture(scope="module")
+def modes() -> TwoModes:
+    return TwoModes()
+
+
+def test_of_two_modes_the_best_of_some_samples_and_then_one_sample_is_the_rewarded_one(modes):
+    agent, base, state = modes.agent, modes.base, modes.valued(modes.state)
+    right = lambda *, alone: modes.share(agent, state, base, alone=alone)  # noqa: E731
+    assert 0.25 < right(alone=True) < 0.75
+    assert right(alone=False) > 0.9
     for k in range(5):
-        one = jax.tree.map(lambda x: x[0], batch(seen, 1))
+        one = jax.tree.map(lambda x: x[0], modes.batch(modes.seen, updates=1))
         chunks, metrics = agent.relabel(state, base, one, jax.random.key(k))
         assert float(metrics["relabel/q_best"]) >= float(metrics["relabel/q_first"])
         again = one._replace(actions=np.asarray(chunks))
         state, _ = agent.update_policy(state, base, jax.tree.map(lambda x: np.broadcast_to(x, (50, *x.shape)), again))
-    assert right(state, alone=True) > 0.9
+    assert right(alone=True) > 0.9
+
+
+def test_of_two_modes_an_actor_of_noise_learns_the_rewarded_one(modes):
+    agent, state, base = modes.constant(modes.valued(modes.state), improve_by="dsrl")
+    for _ in range(6):
+        state, _ = agent.update_policy(state, base, modes.batch(modes.seen))
+    assert 0.25 < modes.share(agent, state, base, alone=True) < 0.75
+    assert modes.share(agent, state, base, alone=False) > 0.9
+
+
+def between(actions: np.ndarray) -> np.ndarray:
+    """A target that no sample of either mode reaches."""
+    return np.abs(actions) < 0.25
+
+
+def test_of_random_edits_the_best_reaches_a_target_between_two_modes(modes):
+    valued = modes.valued(modes.state, rewarded=between, spread=1.0)
+    agent, state, base = modes.constant(valued, edit_scale=0.4)
+    assert modes.share(agent, state, base, between, alone=True) < 0.1
+    assert modes.share(agent, state, base, between, alone=False) > 0.6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rule", "scale"), [("edit", 0.9), ("rlt", 0.05)])
+def test_a_small_actor_learns_a_target_between_two_modes(modes, rule, scale):
+    """One edit, of two candidates, or its whole chunk."""
+    valued = modes.valued(modes.state, rewarded=between, spread=1.0)
+    agent, state, base = modes.constant(valued, improve_by=rule, candidates=2, edit_scale=scale, bc_weight=0.1)
+    own = np.zeros((50, 64, 2), np.float32)  # nothing is a human's
+    for _ in range(6):
+        state, _ = agent.update_policy(state, base, modes.batch(modes.seen)._replace(bc_weight=own))
+    assert modes.share(agent, state, base, between, alone=True) < 0.1
+    assert modes.share(agent, state, base, between, alone=False) > 0.9

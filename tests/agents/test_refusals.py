@@ -35,9 +35,9 @@ class Unheard(AgentConfig):
     """No agent implements this."""
 
 
-def pi0(**changes):
+def pi0(config=BcConfig, **changes):
     base = {"policy": "pi0", "pi0": SMALL, "image_keys": ("top",), "encoder": EncoderConfig(frame_size=SIZE)}
-    return lambda: BcConfig(**{**base, **changes})
+    return lambda: config(**{**base, **changes})
 
 
 def on_robot(agent, grippers=ROBOT.grippers):
@@ -51,6 +51,10 @@ def gripper(grippers, **changes):
 
 def openpi(preset):
     return lambda: configured(ExperimentConfig("x", FakeAlohaConfig()), preset=preset, compat="openpi")
+
+
+def improved(rule, trainable="none", **changes):
+    return pi0(AcfqlConfig, pi0=dataclasses.replace(SMALL, trainable=trainable), improve_by=rule, **changes)
 
 
 PI05 = dataclasses.replace(SMALL, pi05=True)
@@ -98,6 +102,18 @@ ROWS = [  # what is made, what the message names or `ConfigError.parameter` is
     (pi0(language=LanguageConfig("bytes"), pi0=dataclasses.replace(SMALL, vocabulary=9)), "agent.pi0.vocabulary"),
     (pi0(pi0=dataclasses.replace(SMALL, trainable="none")), "agent.pi0.trainable"),
     (pi0(use_state=False), "agent.use_state"),
+    (improved("q_gradient"), ("agent.improve_by", "q_gradient", "agent.pi0.trainable=none", "expert")),
+    (improved("distil"), ("agent.improve_by", "distil", "agent.pi0.trainable=none", "expert")),
+    (improved("distil", "expert", candidates=1), ("agent.improve_by", "distil", "agent.candidates=1")),
+    (improved("dsrl", "expert"), ("agent.improve_by", "dsrl", "agent.pi0.trainable=expert", "none")),
+    (improved("edit"), ("agent.edit_scale", "agent.improve_by=edit", "above 0")),
+    (improved("dsrl", edit_scale=0.1), ("agent.edit_scale", 0.1, "agent.improve_by=dsrl")),
+    (improved("edit", edit_scale=0.1, candidates=1), ("agent.edit_scale", 0.1, "agent.candidates=1")),
+    (improved("none", "full", critic_sees="features"), ("agent.critic_sees", "agent.pi0.trainable=full", "expert")),
+    (
+        improved("none", image_keys=(), language=LanguageConfig("bytes"), target="policy"),
+        ("agent.target", "agent.image_keys", "data"),
+    ),
     (pi0(encoder=EncoderConfig(frame_size=SIZE, latent=99)), "agent.encoder.latent"),
     (pi0(encoder=EncoderConfig("resnet10", frame_size=SIZE, frozen_backbone=True)), "agent.encoder.kind"),
     (pi0(pi0=PI05), "agent.language.tokenizer"),

@@ -36,7 +36,8 @@ class AcfqlConfig(PolicyConfig, ActorCriticConfig):
     edit_scale: float = acting(
         0.0,
         "all candidates but the first are its chunk with a random step in each number of an action, the same on all "
-        "ticks, of this deviation; 0: samples of the policy",
+        "ticks, of this deviation; 0: samples of the policy. Of edit the largest step, of rlt the deviation around its "
+        "chunk",
         least=0,
     )
 
@@ -46,30 +47,40 @@ class AcfqlConfig(PolicyConfig, ActorCriticConfig):
         "candidates, for which next observations bring their pictures",
         requires=OF_PI0,
     )
-    improve_by: Literal["none", "distil", "q_gradient"] = setting(
+    improve_by: Literal["none", "distil", "q_gradient", "edit", "rlt", "dsrl"] = shaping(
         "none",
         "how pi0 itself gets better: by imitating what agent.bc_on names, or (distil) at all replayed observations the "
         "best of its candidates, which it then needs no critic to find, or (q_gradient) by the critic's gradient "
-        "through its samples",
+        "through its samples; or a small actor next to a constant pi0: of edits, whole chunks (rlt) or noise (dsrl)",
         requires=OF_PI0,
     )
     actor_samples: int = setting(
         4, "samples of pi0 at an observation, the best of which climbs the critic", least=1, requires=_BY_GRADIENT
     )
-    bc_weight: float = setting(1.0, "weight of imitation next to the critic's value", least=0, requires=_BY_GRADIENT)
+    bc_weight: float = setting(
+        1.0,
+        "weight of imitation next to the critic's value; of rlt that of the squared distance from pi0's chunk",
+        least=0,
+        requires=(OF_PI0, needs("agent.improve_by", "q_gradient", "rlt")),
+    )
 
     def _check(self) -> None:
         # fmt: off
-        trains = self.relabels or self.follows_critic
-        require(not trains or self.trains_policy, "agent.improve_by",
-            f"{self.improve_by} trains nothing with agent.pi0.trainable=none. Set that to expert or lora_expert, or "
-            "this to none.")
+        rule, few = self.improve_by if self.as_pi0 else "none", self.pi0.trainable
+        require(rule not in ("distil", "q_gradient") or few != "none", "agent.improve_by",
+            f"{rule} trains nothing with agent.pi0.trainable=none. Set that to expert or lora_expert, or this to none.")
+        require(not self.has_small_actor or few == "none", "agent.improve_by",
+            f"{rule} changes what a constant pi0 does, and agent.pi0.trainable={few} changes pi0. Set that to none.")
+        require(rule not in ("edit", "rlt") or self.edit_scale > 0, "agent.edit_scale",
+            f"must be above 0 with agent.improve_by={rule}, whose steps have that size, got 0. Set 0.05, say.")
+        require(rule != "dsrl" or not self.edit_scale, "agent.edit_scale",
+            f"{self.edit_scale:g} has no effect with agent.improve_by=dsrl, which chooses pi0's noise. Set it to 0.")
         require(self.as_pi0 is None or self.target == "data" or bool(self.image_keys), "agent.target",
             "policy needs the pictures of next observations, and agent.image_keys names no camera. Name cameras, or "
             "set it to data.")
         require(not self.relabels or self.candidates > 1, "agent.improve_by",
             "distil imitates the best of several candidates, got agent.candidates=1. Raise that, or set this to none.")
-        require(not self.edit_scale or self.candidates > 1, "agent.edit_scale",
+        require(not self.edit_scale or self.candidates > 1 or rule == "rlt", "agent.edit_scale",
             f"{self.edit_scale:g} has no effect with agent.candidates=1: the first candidate is not edited. Raise "
             "that, or set it to 0.")
 
@@ -80,7 +91,16 @@ class AcfqlConfig(PolicyConfig, ActorCriticConfig):
     @property
     def follows_critic(self) -> bool:
         """Whether the policy's loss reads the critic, at all windows."""
-        return self.as_pi0 is not None and self.improve_by == "q_gradient"
+        return self.has_small_actor or (self.as_pi0 is not None and self.improve_by == "q_gradient")
+
+    @property
+    def has_small_actor(self) -> bool:
+        """Whether what is trained is a network next to a constant pi0."""
+        return self.as_pi0 is not None and self.improve_by in ("edit", "rlt", "dsrl")
+
+    @property
+    def trains_policy(self) -> bool:
+        return super().trains_policy or self.has_small_actor
 
     @property
     def seen_by_critic(self) -> CriticSees:

@@ -93,7 +93,8 @@ class PolicyConfig(AgentConfig):
 
     def optimiser(self, network: Literal["policy", "critic"] = "policy") -> Optimiser:
         own = super().optimiser(network)
-        return self.pi0.schedule(own) if self.as_pi0 and network == "policy" else own
+        of_pi0 = self.as_pi0 is not None and self.pi0.trainable != "none" and network == "policy"
+        return self.pi0.schedule(own) if of_pi0 else own
 
     @property
     def trains_policy(self) -> bool:
