@@ -56,7 +56,7 @@ RULES: dict[str, dict[str, str]] = {
         "agent.target": "policy",
         "agent.improve_by": "dsrl",
         "agent.edit_scale": "0",
-    },  # fmt: skip
+    },
     # All demonstrations succeed: there is nothing to balance.
     "q_gradient": {"preset": "acrlpd-pi0", "actor.intervention": "none", "replay.positive_fraction": "none"},
     "person": {"actor.intervention": "scripted", "agent.pi0.trainable": "expert"},
