@@ -173,11 +173,16 @@ def check_fits(
 ) -> None:
     """Raise ConfigError where a learner of `memory` cannot fit into `limit` bytes of each of `devices`.
 
-    It names the nearest `learner.accumulate` and the first `agent.pi0.trainable` that fit.
+    It names the nearest `learner.accumulate` and `learner.fsdp_devices` and the first `agent.pi0.trainable` that fit.
     """
     if limit is None or memory.device.least <= limit:
         return
     remedies = [*_fitting_parts(config, spec, memory.device, limit, devices)]
+    for parts in range(config.learner.fsdp_devices + 1, devices + 1):
+        cut = dataclasses.replace(config, learner=dataclasses.replace(config.learner, fsdp_devices=parts))
+        if devices % parts == 0 and (total := learner_memory(cut, spec, devices).device.total) <= limit:
+            remedies.append(f"learner.fsdp_devices={parts} ({format_bytes(total)})")
+            break
     for trainable, other in ways(config):
         if other is not config and (total := learner_memory(other, spec, devices).device.total) <= limit:
             remedies.append(f"agent.pi0.trainable={trainable} ({format_bytes(total)})")

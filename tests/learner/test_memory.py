@@ -114,19 +114,22 @@ def test_a_batchs_shapes_are_the_replays():
 
 
 @pytest.mark.parametrize(
-    ("gigabytes", "said"),
+    ("gigabytes", "devices", "said"),
     [  # a learner of 72, of which 32 are activations, surely 24
-        (None, ""),
-        (64, ""),
-        (63, "Set learner.accumulate=2 (52 GiB) or agent.pi0.trainable=expert (39 GiB)"),
-        (41, "Set learner.accumulate=32 (38 GiB)"),  # the expert has 42 with whole batches
-        (9, "Give a device with more, or lower learner.batch_size"),
+        (None, 1, ""),
+        (64, 1, ""),
+        (63, 1, "Set learner.accumulate=2 (52 GiB) or agent.pi0.trainable=expert (39 GiB)"),
+        (63, 8, "accumulate=2 (52 GiB) or learner.fsdp_devices=2 (48 GiB) or agent.pi0.trainable=expert (39 GiB)"),
+        (41, 1, "Set learner.accumulate=32 (38 GiB)"),  # the expert has 42 with whole batches
+        (41, 8, "Set learner.fsdp_devices=8 (34 GiB)"),
+        (9, 1, "Give a device with more, or lower learner.batch_size"),
     ],
 )
-def test_what_cannot_fit_is_refused_with_the_nearest_that_does(gigabytes, said, monkeypatch):
+def test_what_cannot_fit_is_refused_with_the_nearest_that_does(gigabytes, devices, said, monkeypatch):
     def estimated(config, spec, devices=1):
         sizes = dict.fromkeys(memory.DeviceMemory._fields, 0)
-        sizes["parameters"] = {"full": 40, "expert": 10}[config.agent.pi0.trainable] * 10**9
+        whole = {"full": 40, "expert": 10}[config.agent.pi0.trainable] * 10**9
+        sizes["parameters"] = whole // config.learner.fsdp_devices
         sizes["activations"] = 32 * 10**9 // config.learner.accumulate
         return memory.LearnerMemory(memory.DeviceMemory(**sizes), 0, 0, 0)
 
@@ -134,7 +137,7 @@ def test_what_cannot_fit_is_refused_with_the_nearest_that_does(gigabytes, said, 
     config = load("fake_aloha_pi0", [])
     limit = gigabytes and gigabytes * 10**9
     with pytest.raises(ConfigError, match=re.escape(said)) if said else contextlib.nullcontext():
-        memory.check_fits(config, spec_of(config), estimated(config, None), limit)
+        memory.check_fits(config, spec_of(config), estimated(config, None), limit, devices)
 
 
 def test_the_limit_is_the_devices_or_what_the_host_has_beside_the_replay(monkeypatch):

@@ -36,7 +36,7 @@ from serl_chunk_robot.devices.polling import PolledDevice
 class Simulated(PolledDevice):
     """Seven joints. A file shows their torque, and its absence unplugs the leader.
 
-    A hand holds the leader while a file "held" lies beside it, and moves it away from its arm, once, for a file "away".
+    While a file "held" lies beside the leader, a hand holds it. For a file "away" the hand moves it away from its arm.
     """
 
     pause = 0.002
