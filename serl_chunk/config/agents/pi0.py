@@ -136,7 +136,9 @@ class Pi0Config(Group, path="agent.pi0."):
     lora_init: LoraInit = setting(
         "zero", "a new LoRA changes nothing (zero), or a little, as openpi's does at its first step", requires=_LORA
     )
-    remat: bool = setting(True, "recompute a layer's activations for the gradient, which saves memory")
+    remat: bool = setting(
+        True, "recompute activations of layers, and of a sample's steps, for the gradient, which saves memory"
+    )
     lr_warmup: int = setting(0, "its own gradient steps in which the rate rises to agent.lr", unit="updates", least=0)
     lr_cosine: int = setting(
         0,
