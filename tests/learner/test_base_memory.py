@@ -33,7 +33,7 @@ use_small_backbones(patch)
 small = Vision.base
 if more:  # leaves that nothing reads: they are loaded, digested and passed on as the others are
     leaves = lambda: {{str(i): jnp.ones(more // 4 // {LEAVES}, jnp.float32) for i in range({LEAVES})}}
-    patch.setattr(Vision, "base", lambda self, key: small(self, key) | {{"more": leaves()}})
+    patch.setattr(Vision, "base", lambda self, key, place: small(self, key, place) | {{"more": leaves()}})
 
 config = experiment(replace(FROZEN, weights=write_weights(folder / "weights.npz")))
 config = replace(config, robot=replace(config.robot, max_episode_steps=240))
