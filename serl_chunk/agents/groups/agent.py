@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,7 @@ from serl_chunk.agents.state import (
     AgentState,
     Alone,
     Committed,
+    Context,
     Loss,
     Metrics,
     Noise,
@@ -57,13 +58,15 @@ class GroupAgent(Bc):
         self.refers = config.rule == "flow_ipo"  # whether the rule reads a reference
         self.iteration_optimiser = adam(config.iteration_optimiser)
         self.baseline = BASELINES[self.group.baseline]() if self.group.baseline in BASELINES else None
+        self._block = self.group.minibatch // self.spec.micro_batches  # rows at a time, outside of gradient steps too
 
     def compile(self, by: Compile = compiled, *, shares: int = 1, place: Place = jnp.array) -> None:
         super().compile(by, shares=shares, place=place)
         self._step_rows = by(self._update_rows, batch=3, updates=True)
         self.update_clone = by(self._update_clone, batch=2, updates=True)
         self._prepare_rows = by(self._prepare, batch=3)
-        self._first_features = by(lambda policy, base, seen: self.net.context(policy, base, seen).features, batch=2)
+        self._first_features = by(lambda policy, base, seen: self._context(policy, base, seen).features, batch=2)
+        self._contexts = by(lambda base, seen: self._moved(self.net.context({}, base, seen), forward=True), batch=1)
 
     def init(self, rng: jax.Array) -> AgentState:
         state = super().init(rng)
@@ -130,6 +133,28 @@ class GroupAgent(Bc):
             return any(outcomes)
         return self.baseline is not None or len(set(outcomes)) > 1
 
+    def with_contexts(self, base: Params, rows: GroupRows, free: int | None) -> GroupRows:
+        """`rows` with contexts in place of observations, where updates do not change them.
+
+        Reference, old policy and all epochs then read one context of each row (document 004's cached observations).
+        Rows stay as they are where their contexts would take more than half of the `free` bytes.
+        """
+        if self.net.context_axes is None:
+            return rows
+        total, size = len(rows.weight), self._block
+        kept: Any = None
+        for at in range(0, total, size):
+            block = taken(rows, np.arange(at, min(at + size, total)), size).observations
+            if kept is None:
+                shapes = jax.eval_shape(self._contexts, base, block)
+                row_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes)) // size
+                if free is not None and 2 * total * row_bytes > free:
+                    return rows
+                kept = jax.tree.map(lambda x: np.empty((total, *x.shape[1:]), x.dtype), shapes)
+            for whole, part in zip(*map(jax.tree.leaves, (kept, self._contexts(base, block))), strict=True):
+                whole[at : at + size] = np.asarray(part)[: total - at]
+        return rows._replace(observations=kept)
+
     def prepare(self, state: AgentState, base: Params, rows: GroupRows) -> dict[str, np.ndarray]:
         """What `credit` needs of the policy before an iteration's first update, for any number n of rows.
 
@@ -139,7 +164,7 @@ class GroupAgent(Bc):
         """
         if self.config.rule == "filtered_bc":
             return {}
-        size, parts = self.group.minibatch, []
+        size, parts = self._block, []
         for at in range(0, len(rows.weight), size):
             block = taken(rows, np.arange(at, min(at + size, len(rows.weight))), size)
             parts.append(self._prepare_rows(state.policy, state.reference, base, block))
@@ -148,11 +173,11 @@ class GroupAgent(Bc):
 
     def _prepare(self, policy: Params, reference: Params, base: Params, rows: GroupRows) -> dict[str, jax.Array]:
         if self.refers:
-            seen = self.shown(reference, base, self._observed(base, rows))
+            seen = self._shown(reference, base, self._observed(base, rows))
             ahead = {"sample": self._velocities.integrated(*seen, rows.record["x0"])}
             chunk, other = (self.net.recorded_chunk(of) for of in (rows.record, ahead))
             return {"deviation": jnp.sqrt(jnp.sum((chunk - other) ** 2, axis=(1, 2)))}
-        log_prob = self.net.log_prob(*self.shown(policy, base, self._observed(base, rows)), rows.record)
+        log_prob = self.net.log_prob(*self._shown(policy, base, self._observed(base, rows)), rows.record)
         gap = jnp.max(jnp.abs(log_prob - rows.record["log_prob"]), axis=-1)
         return {"old_log_prob": log_prob, "logp_gap": gap}
 
@@ -231,7 +256,7 @@ class GroupAgent(Bc):
 
     def rows_loss(self, policy: Params, reference: Params, base: Params, rows: GroupRows, draws: Noise) -> Loss:
         """The rule's loss of credited rows."""
-        net, context = self.shown(policy, base, rows.observations)
+        net, context = self._shown(policy, base, rows.observations)
         executed = rows.weight[:, None] * rows.executed
         if self.config.rule == "ppo":
             log_prob = self.net.log_prob(net, context, rows.record)
@@ -247,7 +272,7 @@ class GroupAgent(Bc):
         x, straight = interpolate(draws["x0"], draws["t"], sample)
         of = self._velocities.velocity
         velocity = of(net, context, x, draws["t"], given)
-        seen = context if self.net.context_of_base else self.net.context(reference, base, rows.observations)
+        seen = context if self.net.context_axes is not None else self._context(reference, base, rows.observations)
         other = of(self.net.network(reference, base), seen, x, draws["t"], given)
         velocity, other, straight = (v.reshape(per_action) for v in (velocity, other, straight))
         return flow_ipo_loss(velocity, other, straight, rows.target, executed)
@@ -256,6 +281,23 @@ class GroupAgent(Bc):
     def _velocities(self) -> VelocityPolicy:
         return cast(VelocityPolicy, self.net)  # the configuration refuses others
 
-    def _observed(self, base: Params, rows: GroupRows) -> dict[str, jax.Array]:
+    def _observed(self, base: Params, rows: GroupRows) -> Observation | Context:
         """Observations as networks read them, once for all encoders."""
-        return self.perception.vision.encode_images(base, rows.observations)
+        seen = rows.observations
+        return seen if isinstance(seen, Context) else self.perception.vision.encode_images(base, seen)
+
+    def _context(self, policy: Params, base: Params, seen: Observation | Context) -> Context:
+        if isinstance(seen, Context):
+            return self._moved(seen, forward=False)
+        return self.net.context(policy, base, seen)
+
+    def _moved(self, context: Context, *, forward: bool) -> Context:
+        """A context with the axis of rows first in each array, or back at its place."""
+
+        def move(x: jax.Array, axis: int) -> jax.Array:
+            return jnp.moveaxis(x, axis, 0) if forward else jnp.moveaxis(x, 0, axis)
+
+        return jax.tree.map(move, context, self.net.context_axes)
+
+    def _shown(self, policy: Params, base: Params, seen: Observation | Context) -> tuple[Params, Context]:
+        return self.net.network(policy, base), self._context(policy, base, seen)

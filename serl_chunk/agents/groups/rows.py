@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
+from serl_chunk.agents.state import Context
 from serl_chunk.types import Array
 
 
 class GroupRows(NamedTuple):
     """Decisions, arrays with an axis of B rows first: B = `group.minibatch` of a step, or all of an iteration."""
 
-    observations: dict[str, Array]  # normalised, [B, ...]
+    observations: Mapping[str, Array] | Context  # normalised, or as a constant part of the policy shows them, [B, ...]
     record: dict[str, Array]  # what `act` recorded, [B, ...]
     executed: Array  # float32[B, H]: 1 for the actions that were executed
     advantage: Array  # float32[B]

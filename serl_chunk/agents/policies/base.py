@@ -41,7 +41,8 @@ class ChunkPolicy(Protocol):
     """
 
     noise_shape: tuple[int, ...]
-    context_of_base: bool  # whether contexts are functions of the base and the observation alone
+    # Where contexts are functions of the base and the observation alone: the axis of rows in each of their arrays.
+    context_axes: Any
 
     @property
     def with_base(self) -> HasBase: ...
@@ -117,7 +118,7 @@ class ChunkNetwork:
     """Base: a network of flat chunks float32[..., H*A] behind an encoder. Its tree: {"encoder", `name`}."""
 
     name = "net"
-    context_of_base = False
+    context_axes: Any = None
 
     def __init__(self, perception: Perception) -> None:
         self.perception, self.spec = perception, perception.spec

@@ -7,6 +7,7 @@ noise has the model's D, because what fills up an action steers the rest.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,7 @@ from serl_chunk.config.agents.pi0 import Pi0Config
 from serl_chunk.config.agents.policy import TrainDelay
 from serl_chunk.models.pi0 import augment, tree, weights
 from serl_chunk.models.pi0.masks import IMAGE_MASK_PREFIX
-from serl_chunk.models.pi0.pi0 import Pi0
+from serl_chunk.models.pi0.pi0 import ROW_AXES, Pi0
 from serl_chunk.models.sums import Sum
 from serl_chunk.types import IMAGE_PREFIX, PROMPT, PROMPT_MASK, STATE, ChunkBatch, ConfigError
 
@@ -47,7 +48,8 @@ class Pi0Policy(SampledFlow):
                     parameter="agent.pi0.action_dim",
                 )
         self.model, self.partition = Pi0(config), Partition(partial(tree.trains, config))
-        self.context_of_base = config.trainable not in ("full", "lora")
+        constant = config.trainable not in ("full", "lora")
+        self.context_axes: Any = Context(0, ROW_AXES) if constant else None  # type: ignore[arg-type]
         # Whose features never change: those of a LoRA that is trained are left out.
         self.imported = Pi0(tree.without_lora(config)) if config.trainable == "lora" else self.model
         # Our cameras -> the model's.

@@ -185,6 +185,7 @@ class IterationTrainer(PretrainingTrainer):
             return
         rows, episodes = self.rows_of(collected)
         with learner.stats.first_call("updates"):
+            rows = agent.with_contexts(learner.base, rows, available_bytes())
             prepared = agent.prepare(learner.state, learner.base, rows)
             learner.state, rows, figures = agent.credit(learner.state, learner.base, rows, episodes, prepared)
         self._figures |= figures

@@ -38,6 +38,9 @@ class Prefix(NamedTuple):
     features: jax.Array  # float32[..., F]: what critics read
 
 
+ROW_AXES = Prefix(1, 1, 0, 0, 0, 0)  # type: ignore[arg-type]  # of a batch
+
+
 class Suffix(NamedTuple):
     """The second expert's input for N chunks of each of B observations."""
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_tools import same
+from agent_tools import close, same
 from group_agents import ODE
 from pi0_agents import CONFIG, SMALL, SPEC, lora, shown, started
 
@@ -22,7 +23,7 @@ EPISODES = Episodes(np.array([1, 0], np.float32), np.array([0, 0]), np.array([2,
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("rule", "sampling"), [("ppo", {}), ("flow_ipo", ODE)])
-def test_all_numbers_are_sampled_and_trained_leaves_alone_are_kept(rule, sampling):
+def test_all_numbers_are_sampled_and_trained_leaves_alone_are_kept(rule, sampling, monkeypatch):
     model = dataclasses.replace(SMALL, trainable="lora_expert", **lora())
     own = {f.name: getattr(CONFIG, f.name) for f in dataclasses.fields(CONFIG)}
     config = GroupAgentConfig(**{**own, "pi0": model, "rule": rule})
@@ -37,11 +38,18 @@ def test_all_numbers_are_sampled_and_trained_leaves_alone_are_kept(rule, samplin
     assert chunks.shape == (4, 3, 2)
     assert {value.shape for name, value in record.items() if name not in ("step", "log_prob")} == {(4, 3, 6)}
     rows = uncredited(seen, {name: np.asarray(value) for name, value in record.items()}, np.ones((4, 3), np.float32))
-    prepared = agent.prepare(state, base, rows)
+    assert agent.with_contexts(base, rows, free=100) is rows
+    of_contexts = agent.with_contexts(base, rows, free=None)
+    prepared, other = (agent.prepare(state, base, of) for of in (rows, of_contexts))
     assert max(prepared.get("logp_gap", prepared.get("deviation"))) < 1e-3
+    assert close(other, prepared)
+    of_contexts = agent.credit(state, base, of_contexts, EPISODES, other)[1]
     _, rows, _ = agent.credit(state, base, rows, EPISODES, prepared)
     before, frozen = jax.tree.map(np.array, (state.policy, base))
-    state, metrics = agent.update_rows(state, base, rows)
+    same_step, _ = agent.update_rows(jax.tree.map(jnp.copy, state), base, rows)
+    monkeypatch.setattr(agent.net, "context", lambda *_: pytest.fail("a context is computed again"))
+    state, metrics = agent.update_rows(state, base, of_contexts)
+    assert close(state.policy, same_step.policy)
     if rule == "ppo":
         assert float(metrics["actor/ratio"]) == pytest.approx(1, abs=1e-5)
     assert float(metrics["actor/grad_norm"]) > 0
