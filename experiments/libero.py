@@ -3,7 +3,8 @@
     pip install 'serl-chunk[libero]'            in an environment of its own (docs/benchmarks.md)
     serl-chunk --exp_name libero:libero_goal/3 --learner --actor --demo_path YOUR_DEMOS
 
-The task follows the colon: SUITE/N with a suite of libero_spatial, libero_object, libero_goal, libero_10, libero_90.
+The task follows the colon: SUITE/N with a suite of libero_spatial, libero_object, libero_goal, libero_10, libero_90, or
+the suite alone for all of its tasks.
 LIBERO's demonstrations are not part of the package.
 """
 
@@ -21,7 +22,10 @@ from serl_chunk.config.robots import LiberoConfig
 
 
 def experiment(task: str = "libero_goal/0") -> ExperimentConfig:
-    """Return the experiment of a task, SUITE/N. Its sizes were not tried: no demonstrations were there to clone."""
+    """Return the experiment of a task, SUITE/N, or of a suite.
+
+    Its sizes were not tried: no demonstrations were there to clone.
+    """
     return ExperimentConfig(
         robot=LiberoConfig(env_name=task, image_size=128),  # frames of LIBERO's own demonstrations
         name=task.replace("/", "_"),  # also of run folders and spools, so that tasks do not mix

@@ -244,7 +244,7 @@ class EpisodeRunner:
     def begin(
         self, seed: int,
         *, explore: bool = False, random_steps: int = 0, episode_id: str | None = None, arm: str = "",
-        init_state: str = "", ticket: str = "", decision_seed: int | None = None,
+        init_state: str = "", task: str = "", ticket: str = "", decision_seed: int | None = None,
     ) -> EpisodeState:  # fmt: skip
         """Reset the robot; an agent that trains in iterations takes its newest policy, for the whole episode.
 
@@ -257,23 +257,30 @@ class EpisodeRunner:
             arm: who decides, see `policy.Request`.
             init_state: id of the saved state to begin in, or `seed-N`, which is a reset with N instead of `seed`;
                 empty: as `seed` gives it.
+            task: text of the robot's task, where it has several; empty: as `seed` gives it.
             ticket: recorded, see `types.Ticket.id`.
             decision_seed: of the keys of decisions, see `policy.Request.key`; None: the policy counts.
 
-        Raises ConfigError for a state that the robot cannot restore.
+        Raises ConfigError for a state that the robot cannot restore, and for a task that is none of its own.
         """
         if (number := seed_of(init_state)) is not None:
             seed, init_state = number, ""
+        options = {"init_state": init_state} if init_state else {}
+        if not self._env.tasks:
+            task = ""
+        if task:
+            self._env.check_task(task)
+            options["task"] = task
         if init_state:
-            self._env.check_init_state(init_state)
+            self._env.check_init_state(init_state, task)
         self._warm_up(explore)
         if self._policy is not None and self._policy.by_episode:
             self._policy.refresh()
         spec, planner, name = self.spec, self._planner, episode_id or f"actor-{self._begun:06d}"
         meter = EpisodeMeter(seed, self._pacing.clock.now())
-        over, task = self._over() is not None, self._config.robot.task  # stopped while the policy was waited for
+        over = self._over() is not None  # stopped while the policy was waited for
         try:
-            raw = None if over else self._operator.reset(self._env, seed, init_state)
+            raw = None if over else self._operator.reset(self._env, seed, options)
         except BaseException as error:
             error.add_note(f"before tick 0 of episode {name}")
             raise
@@ -281,7 +288,8 @@ class EpisodeRunner:
             self.interventions.reset(seed)
             end = End(name, 0, None, False, True, Outcome.UNKNOWN, self._stop() or OPERATOR)
             return EpisodeState(name, meter, end=end)
-        meter.conditions = self._env.conditions
+        meter.conditions, meter.task = self._env.conditions, self._env.task
+        task = meter.task or self._config.robot.task
         begin = Begin(name, task, spec.name, spec.digest(), init_state or f"seed-{seed}", ticket, meter.conditions)
         recorder = EpisodeRecorder(self.sink, begin, self._operator.decided, self._operator.feed)
         observed = LazyObservation(self._env, raw, self._frames.names)
@@ -520,7 +528,8 @@ class EpisodeRunner:
     def _measured_planner(
         self, queue: ChunkQueue, policy: Policy, inference: InferenceThread | None, explore: bool
     ) -> Planner | None:
-        wanted, task = self._config.actor.inference, self._config.robot.task  # lengths of prompts follow the text
+        wanted = self._config.actor.inference
+        task = max((*self._env.tasks, self._config.robot.task), key=len)  # lengths of prompts follow the text
         request = blank_request(self.spec, self._frames.names, explore=explore, task=task)
         return realtime_planner(
             queue, policy, inference, self._pacing.clock, self.spec.dt, wanted, request, self._operator.planner,

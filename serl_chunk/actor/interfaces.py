@@ -87,9 +87,9 @@ class LoopOperator:
         """Return the label of the episode under way, once given."""
         return None
 
-    def reset(self, env: RobotEnv, seed: int, init_state: str = "") -> Observation | None:
-        """Reset as often as the operator wants, to a saved state where one is named; None where that is given up."""
-        return env.reset(seed=seed, options={"init_state": init_state} if init_state else None)[0]
+    def reset(self, env: RobotEnv, seed: int, options: Mapping[str, str]) -> Observation | None:
+        """Reset as often as the operator wants, with `options` (see `RobotEnv`); None where that is given up."""
+        return env.reset(seed=seed, options=dict(options) or None)[0]
 
     def episode_ended(self, end: End) -> None:
         """Note an episode's end."""

@@ -359,8 +359,9 @@ class ActorService:
         if (tickets := self._session.tickets) is not None:
             if (ticket := self._ticket(tickets, policy, under_way)) is None:
                 return None
-            of = {"init_state": ticket.init_state, "ticket": ticket.id, "decision_seed": ticket.seed}
-            return {"seed": ticket.seed, "explore": True, "episode_id": name, **of}
+            of = {"init_state": ticket.init_state, "task": ticket.task, "ticket": ticket.id}
+            seeds = {"seed": ticket.seed, "decision_seed": ticket.seed}
+            return {"explore": True, "episode_id": name, **of, **seeds}
         steps = begun.env_steps + self._session.total.steps + under_way * self.env.robot_spec.max_episode_steps
         policy.choose_snapshot()
         return {

@@ -80,6 +80,7 @@ class EpisodeSummary(RolloutStats):
     jerk: float = 0.0  # root mean square third difference of executed actions, robot units / s^3
     wall_seconds: float = 0.0  # reset included
     conditions: str = ""  # JSON, see `RobotEnv.conditions`
+    task: str = ""  # of a robot that has several
     lateness: Lateness = dataclasses.field(default_factory=Lateness)
 
     @property
@@ -110,7 +111,7 @@ class EpisodeMeter:
         self._began = began
         self._actions: list[np.ndarray] = []
         self.gaps = 0
-        self.fault = self.conditions = ""
+        self.fault = self.conditions = self.task = ""
         self.step_seconds: list[float] = []  # real time: what the environment's steps took
 
     def count(self, executed: np.ndarray, reward: float, *, gated: bool, holds: bool, starved: bool) -> None:
@@ -126,7 +127,7 @@ class EpisodeMeter:
     ) -> EpisodeSummary:
         """Return the finished episode in figures, without those of its interventions."""
         stats = self._summary
-        stats.gaps, stats.fault, stats.conditions = self.gaps, self.fault, self.conditions
+        stats.gaps, stats.fault, stats.conditions, stats.task = self.gaps, self.fault, self.conditions, self.task
         stats.wall_seconds = now - self._began
         stats.steps, stats.outcome, stats.ended_by = end.length, end.outcome, end.outcome_by
         stats.successes, stats.success_steps = int(stats.success), stats.success * stats.steps

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -30,6 +30,7 @@ from serl_chunk.learner.offline_data import check_data
 from serl_chunk.learner.service import LearnerService
 from serl_chunk.logs import log_to_file, status_line
 from serl_chunk.outcomes.robot import spec_of
+from serl_chunk.robots.base import RobotEnv
 from serl_chunk.robots.registry import make_env
 from serl_chunk.runs.folder import RunFolder, open_run
 from serl_chunk.runs.report.report import build_report
@@ -55,28 +56,31 @@ def make_learner(
     evaluation = partial(OwnEvaluation, config, stopping=stopping, n_envs=options.n_envs)
     return build_learner(
         config, options, run, spec, publish=publish, threaded=threaded, evaluation=evaluation, agent=agent,
-        check=CheckOfLearner(config, spec), saved_states=_saved_states(config),
+        check=CheckOfLearner(config, spec), tasks=_tasks_of(config),
     )  # fmt: skip
 
 
-def _saved_states(config: ExperimentConfig) -> Sequence[str]:
-    """Return the ids of the states that the robot can be reset to, where `group.init_states` names them.
+def _tasks_of(config: ExperimentConfig) -> Mapping[str, Sequence[str]]:
+    """Return the robot's tasks, and the ids of the states that it can begin each in where `group.init_states` is saved.
 
     Of a real robot it is a fake environment that is asked: no device is opened here.
     """
     robot = config.robot
-    if not config.agent.iterates or config.group.init_states != "saved":
-        return ()
-    if not robot.real:
-        env = make_env(robot)
-    elif isinstance(robot, GymConfig) and not robot.server:
+    known = dict.fromkeys(robot.tasks, ())
+    if not config.agent.iterates or not (config.group.init_states == "saved" or isinstance(robot, GymConfig)):
+        return known
+    if robot.server:
+        return known
+    if isinstance(robot, GymConfig):
         from serl_chunk.robots.gym_adapter import GymAdapter
 
-        env = GymAdapter(robot, fake_env=True)
+        env: RobotEnv = GymAdapter(robot, fake_env=True)
+    elif robot.real:
+        return known
     else:
-        return ()
+        env = make_env(robot)
     try:
-        return env.init_states
+        return {task: env.states_of(task) for task in env.tasks or (robot.task,)}
     finally:
         env.close()
 

@@ -399,7 +399,7 @@ class ExperimentConfig(Group):
         require(self.imitated not in ("interventions", "demo+interventions") or not only_demos, "agent.bc_on",
             f"{self.imitated} imitates human steps online, and replay.windows=qc with replay.demo_fraction=1 draws "
             "demonstrations alone. Set replay.windows=episode, or agent.bc_on=demo.")
-        require(bool(self.robot.task) or not agent.language.reads, "robot.task",
+        require(all(self.robot.tasks) or not agent.language.reads, "robot.task",
             f"empty, and agent.language.tokenizer={agent.language.tokenizer} reads it. Set it to the task in words, or "
             "agent.language.tokenizer=none.")
         self._check_bounds()
@@ -424,9 +424,6 @@ class ExperimentConfig(Group):
             f"must be below chunk.execute_steps={chunk.executed}, got {self.actor.delay_ticks}: a chunk that arrives "
             "after it should have been executed leaves the robot holding")
         if isinstance(agent, GroupAgentConfig):
-            others = ", ".join(task for task in self.group.tasks if task != self.robot.task)
-            require(not others, "group.tasks",
-                f"this robot has one task, {self.robot.task!r}, got {others}. Leave it out.")
             agent.check_sampling(self.group)
             self._check_iterations()
 

@@ -55,6 +55,11 @@ class RobotConfig(Group, path="robot."):
     )
 
     @property
+    def tasks(self) -> tuple[str, ...]:
+        """Return the texts of its tasks; those of a user's own environment are not known here."""
+        return (self.task,)
+
+    @property
     def real(self) -> bool:
         """Return whether this is a physical robot, which a random action can damage, or served like one."""
         return bool(self.server)
@@ -188,11 +193,14 @@ def libero_tasks() -> dict[str, list[str]]:
 
 @dataclasses.dataclass(frozen=True)
 class LiberoConfig(RobotConfig):
-    """A task of LIBERO in robosuite (extra `[libero]`); the default `task` is its instruction, another stays."""
+    """A task of LIBERO in robosuite (extra `[libero]`), or all of a suite.
+
+    The default `task` is its instruction, another stays; of a suite it is empty, and each episode has its own.
+    """
 
     kind: ClassVar[str] = "libero"
 
-    env_name: str = setting("libero_goal/0", "SUITE/N: task N of a suite, counted from 0")
+    env_name: str = setting("libero_goal/0", "SUITE/N: task N of a suite, counted from 0; SUITE: all of them")
     max_episode_steps: int = setting(
         0, "time limit; 0: that of published evaluations (220 to 520)", unit="ticks", least=0
     )
@@ -202,17 +210,25 @@ class LiberoConfig(RobotConfig):
         super().__post_init__()
         suite, _, number = self.env_name.partition("/")
         if not self.task or any(self.task in texts for texts in libero_tasks().values()):  # or another env_name's
-            object.__setattr__(self, "task", libero_tasks()[suite][int(number)])
+            object.__setattr__(self, "task", libero_tasks()[suite][int(number)] if number else "")
 
     def _check(self) -> None:
         # fmt: off
         suite, _, number = self.env_name.partition("/")
         tasks = libero_tasks().get(suite, [])
         suites = ", ".join(f"{name} (N up to {len(texts) - 1})" for name, texts in libero_tasks().items())
-        require(bool(tasks), "robot.env_name", f"must be SUITE/N with SUITE one of {suites}, got {self.env_name!r}")
-        require(number in map(str, range(len(tasks))), "robot.env_name",
-            f"must be {suite}/N with N one of {', '.join(f'{n} ({text})' for n, text in enumerate(tasks))}; got "
-            f"{self.env_name!r}")
+        require(bool(tasks), "robot.env_name",
+            f"must be SUITE or SUITE/N with SUITE one of {suites}, got {self.env_name!r}")
+        numbers = ", ".join(f"{n} ({text})" for n, text in enumerate(tasks))
+        require(self.env_name == suite or number in map(str, range(len(tasks))), "robot.env_name",
+            f"must be {suite}, or {suite}/N with N one of {numbers}; got {self.env_name!r}")
+        own = not self.task or any(self.task in texts for texts in libero_tasks().values())
+        require(bool(number) or own, "robot.task",
+            f"{suite} has {len(tasks)} tasks with texts of their own. Leave it out, or choose one: {suite}/N")
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        return (self.task,) if self.task else tuple(libero_tasks()[self.env_name])
 
     @property
     def data_hint(self) -> str:

@@ -253,7 +253,7 @@ def _required(state: np.ndarray | None) -> np.ndarray:
 def make_prompts(config: ExperimentConfig, state_dim: int = 0) -> Prompts | None:
     """Return the prompts of an experiment's agent, None where it reads no language.
 
-    Raises ConfigError where the experiment's own task (`robot.task`) is too long for one, and for a file of tokens.
+    Raises ConfigError where one of the experiment's tasks (`robot.tasks`) is too long, and for a file of tokens.
     `state_dim`: S, for prompts that hold the state; 0 where the robot is not known yet and only the text is checked.
     """
     agent = config.agent
@@ -264,7 +264,8 @@ def make_prompts(config: ExperimentConfig, state_dim: int = 0) -> Prompts | None
         pi0 = value_at(agent, "pi0")
         form = (Pi05Format if pi0.reads_bins else Pi0Format)(0 if pi0.published else PROMPT_BLOCK)
     prompts = Prompts(TOKENIZERS[agent.language.tokenizer](agent), agent.language.length, form, state_dim)
-    prompts.check(config.robot.task)
+    for text in config.robot.tasks:
+        prompts.check(text)
     return prompts
 
 

@@ -70,7 +70,7 @@ _EPISODE_FIELDS = (
 
 
 def _fields(episode: EpisodeSummary) -> dict[str, Any]:
-    there: dict[str, Any] = {"fault": episode.fault} if episode.fault else {}
+    there: dict[str, Any] = {name: text for name in ("fault", "task") if (text := getattr(episode, name))}
     there |= {"conditions": json.loads(episode.conditions)} if episode.conditions else {}
     return {k: getattr(episode, k) for k in _EPISODE_FIELDS} | there
 
@@ -142,6 +142,16 @@ class EvalResult(RolloutStats):
         return f"{rate} in {plural(self.episodes, 'episode')}, {self.mean_length:.0f} ticks on average"
 
 
+def _task_lines(results: Sequence[EvalResult]) -> list[str]:
+    """A line for each task of a robot that has several, with the success of each result."""
+    tasks = dict.fromkeys(e.task for r in results for e in r.summaries if e.task)
+    lines = []
+    for task in tasks:
+        of_task = [[e.success for e in r.summaries if e.task == task] for r in results]
+        lines.append(f"{task}: " + ", ".join(f"{sum(of)} of {len(of)}" for of in of_task))
+    return lines
+
+
 def difference_of(results: Sequence[EvalResult]) -> Difference | None:
     """Return the second of two results against the first, on the starts of both; None of any other number."""
     if len(results) != 2:
@@ -180,7 +190,8 @@ def results_table(results: Sequence[EvalResult]) -> rich.table.Table:
         for r in results:
             of.setdefault(f"{r.mode} policy{f', {r.arm}' if r.arm else ''}", []).append(r.success_rate)
         lines = [f"{policy}: {format_spread(rates)}" for policy, rates in of.items() if len(rates) > 2]
-        table.caption = "\n".join(lines) or None
+        table.caption = "\n".join(lines)
+    table.caption = "\n".join(filter(None, [table.caption, *_task_lines(results)])) or None
     return table
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,18 +62,18 @@ def build_learner(
     evaluation: Callable[[Agent], Evaluate] | None = None,
     check: Check | None = None,
     agent: Agent | None = None,
-    saved_states: Sequence[str] = (),
+    tasks: Mapping[str, Sequence[str]] | None = None,
 ) -> Learner:
     """Build the learner of a run with data, metrics and checkpoint; the caller closes it. Raises SerlChunkError.
 
     Args:
         evaluation: makes what evaluates the agent where `learner.eval_interval` is set.
         check: see `Learner`.
-        saved_states: that episodes of groups may begin in.
+        tasks: see `InitialData`.
         agent: that of `config`, where it is made already: its base is read from a file once.
     """
     agent = agent or make_agent(config, spec)
-    begins = read_beginning(config, options, spec, agent, run.path, saved_states)
+    begins = read_beginning(config, options, spec, agent, run.path, tasks)
     project, name = "serl-chunk" if options.wandb else None, f"{config.name}-{run.path.name}"
     metrics = MetricsLog(run.path, wandb_project=project, wandb_name=name, config=to_dict(config))
     evaluate: Evaluate | None = None
@@ -109,7 +109,7 @@ class Beginning(NamedTuple):
 
 def read_beginning(
     config: ExperimentConfig, options: RunOptions, spec: RobotSpec, agent: Agent, folder: Path | None,
-    saved_states: Sequence[str] = (),
+    tasks: Mapping[str, Sequence[str]] | None = None,
 ) -> Beginning:  # fmt: skip
     """Read the data and fit the statistics of a run in `folder`, which may be absent. Raises SerlChunkError."""
     check_replay_memory(config, spec, agent)  # before data are read and networks compiled
@@ -117,7 +117,7 @@ def read_beginning(
     demos = read_demos(config, spec, options.demo_paths, demo_options)
     resumed = None if folder is None else CheckpointStore(folder).newest()
     dataset = open_dataset(config, spec, demo_options, resumed or 0)
-    data = InitialData(demos.episodes, dataset, saved_states)
+    data = InitialData(demos.episodes, dataset, tasks or {})
     try:
         data.require(config)
     except ConfigError as error:

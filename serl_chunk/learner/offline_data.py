@@ -6,8 +6,9 @@ import dataclasses
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -125,12 +126,12 @@ def open_dataset(
 class InitialData(NamedTuple):
     """Demonstrations that stay for the whole run, and a data set, in the state it is opened in.
 
-    `saved_states`: see `RobotEnv.init_states`.
+    `tasks`: those of the robot, by their texts, with the saved states that each can begin in (`RobotEnv.states_of`).
     """
 
     demos: Sequence[Episode] = ()
     dataset: ShardedSource | None = None
-    saved_states: Sequence[str] = ()
+    tasks: Mapping[str, Sequence[str]] = MappingProxyType({})
 
     def require(self, experiment: ExperimentConfig) -> None:
         """Raise ConfigError where an experiment trains on demonstrations and there are none."""

@@ -301,7 +301,7 @@ class Operator(LoopOperator):
             self.poll(ActorState.RESET)
         return permit.granted
 
-    def reset(self, env: RobotEnv, seed: int, init_state: str = "") -> Observation | None:
+    def reset(self, env: RobotEnv, seed: int, options: Mapping[str, str]) -> Observation | None:
         """Begin an episode: reset the robot, and wait for the scene where it is to be confirmed.
 
         Returns the first observation. None: there is no episode, as a stop or the end of the session came before it.
@@ -321,8 +321,7 @@ class Operator(LoopOperator):
                 env.idle()
                 self._pause(POLL_SECONDS)
             new_object: dict[str, Any] = {"new_object": True} if self._stage.new_object else {}
-            options = new_object | ({"init_state": init_state} if init_state else {})
-            raw = env.reset(seed=seed, options=options or None)[0]
+            raw = env.reset(seed=seed, options={**new_object, **options} or None)[0]
             self._permit.granted = self._stage.again = False
             if self._stage.stopped or self.quits:
                 return None

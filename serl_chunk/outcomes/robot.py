@@ -60,6 +60,8 @@ class ObservedClasses(RobotEnv):
     frames_with_observation = _of_robot("frames_with_observation")
     starts_repeat = _of_robot("starts_repeat")
     init_states = _of_robot("init_states")
+    tasks = _of_robot("tasks")
+    task = _of_robot("task")
     goes_on = _of_robot("goes_on")
     answers_late = _of_robot("answers_late")
     paced = _of_robot("paced")

@@ -53,7 +53,8 @@ class RobotEnv(gymnasium.Env[Observation, np.ndarray]):
     The control loop calls `send` and `receive`. A robot that lives in another process overrides both: `send` does not
     wait, and with `answers_late` the result is received when the next tick begins.
 
-    `reset(seed=, options={"init_state": id})` restores one of `init_states`; `seed` seeds what is random after it.
+    `reset(seed=, options={"init_state": id})` restores one of `init_states`; `seed` seeds what is random after it. A
+    robot with several `tasks` begins the one of `options={"task": text}`; without, they come in the order of the seeds.
 
     Optional: `make_expert() -> Expert`, a scripted demonstrator, and `make_scripted_human() -> InterventionSource`.
     """
@@ -64,6 +65,8 @@ class RobotEnv(gymnasium.Env[Observation, np.ndarray]):
     frames_with_observation: bool = False  # `read_images` returns what `reset` and `step` have received already
     starts_repeat: bool | None = None  # whether two resets with one seed agreed, once they have been compared
     init_states: Sequence[str] = ()  # ids of saved states that `reset` restores; a seed's start is none of them
+    tasks: Sequence[str] = ()  # the texts of its tasks, where it has several
+    task: str = ""  # that of the episode as of its reset, where it has several; else the experiment's holds
     goes_on: bool = False  # it can be stepped beyond its own success or failure, up to the time limit
     answers_late: bool = False  # the result of a tick is there at its end, not when `send` returns
     paced: bool = False  # the caller keeps the rate; else `receive` waits for the end of the tick
@@ -73,14 +76,26 @@ class RobotEnv(gymnasium.Env[Observation, np.ndarray]):
     observes_again: bool = False  # `observe_again` exists: after a reset the robot may stand and be observed later
     _result: StepResult
 
-    def check_init_state(self, name: str) -> None:
-        """Raise ConfigError unless `reset` can restore the saved state `name`."""
-        if name not in self.init_states:
-            valid = ", ".join(self.init_states[:10]) + (", ..." if len(self.init_states) > 10 else "")
+    def check_init_state(self, name: str, task: str = "") -> None:
+        """Raise ConfigError unless `reset` can restore the saved state `name`; `task`: the episode's, of several."""
+        states = self.states_of(task) if task else self.init_states
+        if name not in states:
+            valid = ", ".join(states[:10]) + (", ..." if len(states) > 10 else "")
             raise ConfigError(
                 f"robot {self.robot_spec.name} cannot restore init state {name!r} (expected seed-N"
                 f"{f', {valid}' if valid else ': it has no saved states'}). Choose another start"
             )
+
+    def check_task(self, text: str) -> None:
+        """Raise ConfigError unless `reset` can begin the task `text`, of a robot that has several."""
+        if self.tasks and text not in self.tasks:
+            raise ConfigError(
+                f"robot {self.robot_spec.name} has no task {text!r} (expected {', '.join(map(repr, self.tasks))})"
+            )
+
+    def states_of(self, task: str) -> Sequence[str]:
+        """Return those of `init_states` that a task can begin in."""
+        return self.init_states
 
     def send(self, command: np.ndarray) -> None:
         """Command one tick, `float32[A]`."""
@@ -137,6 +152,15 @@ class RobotEnv(gymnasium.Env[Observation, np.ndarray]):
 
     def _frame(self, camera: str) -> np.ndarray:
         raise NotImplementedError
+
+    def _begin_task(self, seed: int | None, options: Mapping[str, Any]) -> None:
+        """Take the task that a reset names, or, without, the one whose turn it is, of those that have its state."""
+        if not (text := options.get("task", "")):
+            number, state = int(self.np_random.integers(2**31)) if seed is None else seed, options.get("init_state")
+            able = [task for task in self.tasks if state is None or state in self.states_of(task)] or self.tasks
+            text = able[number % len(able)]
+        self.check_task(text)
+        self.task = text
 
     def _set_spaces(self, spec: RobotSpec, images: str) -> None:
         if images not in ("on_request", "always"):
@@ -203,8 +227,11 @@ class SimulatedEnv(RobotEnv):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict]:
         super().reset(seed=seed)
-        if init_state := (options or {}).get("init_state", ""):
-            self.check_init_state(init_state)
+        options = options or {}
+        if self.tasks:
+            self._begin_task(seed, options)
+        if init_state := options.get("init_state", ""):
+            self.check_init_state(init_state, self.task)
             info = self._restore(init_state)
         else:
             info = self._start(seed)

@@ -98,9 +98,10 @@ class GymAdapter(RobotEnv):
         self._layout = ObservationLayout.of(env.observation_space)
         self._actions = ActionLayout.of(env.action_space)
         self._set_spaces(_spec(config, env, self._actions, self._layout), images)
-        states = env.get_wrapper_attr("init_states") if env.has_wrapper_attr("init_states") else ()
-        if isinstance(states, list | tuple) and all(isinstance(name, str) for name in states):  # LeRobot's is a bool
-            self.init_states = tuple(states)
+        for name in ("init_states", "tasks"):
+            texts = env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else ()
+            if isinstance(texts, list | tuple) and all(isinstance(text, str) for text in texts):  # LeRobot's is a bool
+                setattr(self, name, tuple(texts))
         self._last: Any = None  # the environment's last observation
         self._looked = False  # whether frames have been requested
         self._shown = False  # whether those of the last observation have been
@@ -112,6 +113,9 @@ class GymAdapter(RobotEnv):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict]:
         super().reset(seed=seed)
         self._last, info = self._returned("reset", 2, seed=seed, options=options)
+        if self.tasks:
+            self.task = self.env.get_wrapper_attr("task")
+            self.check_task(self.task)
         self._rewards, self._shown, self._numbers = [], False, _frame_numbers(info)
         return self._observe(), {**plain_info(info, self.robot_spec.name), "success": False}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ def libero_spec(config: LiberoConfig) -> RobotSpec:
 
 
 class LiberoEnv(MujocoEnv):
-    """A task of LIBERO with a Panda arm; a tick is 50 ms. Raises ConfigError if LIBERO is not installed.
+    """A task of LIBERO with a Panda arm, or those of a suite; a tick is 50 ms. Raises ConfigError without LIBERO.
 
     `step` returns reward 1 and terminates if the task is solved after it, else 0. `reset(seed=...)` draws the objects
     anew; with `options={"init_state": "SUITE/N/I"}` it restores the benchmark's initial state I of the task. Both
@@ -56,19 +57,46 @@ class LiberoEnv(MujocoEnv):
         suite, _, number = config.env_name.partition("/")
         with contextlib.redirect_stdout(io.StringIO()):  # it prints the order of its tasks
             benchmark = package.benchmark.get_benchmark_dict()[suite]()
-        self._saved = np.asarray(benchmark.get_task_init_states(int(number)))
-        self.init_states = tuple(f"{config.env_name}/{i}" for i in range(len(self._saved)))
-        # Without a hard reset the model is loaded once: a reset takes milliseconds, not seconds, and draws alike.
-        self.simulation: Any = package.envs.env_wrapper.ControlEnv(
-            benchmark.get_task_bddl_file_path(int(number)), control_freq=CONTROL_HZ, ignore_done=True,
+        self._of = {text: n for n, text in enumerate(config.tasks)} if not number else {config.task: int(number)}
+        self._saved = {
+            f"{suite}/{n}/{i}": state for n in self._of.values()
+            for i, state in enumerate(np.asarray(benchmark.get_task_init_states(n)))
+        }  # fmt: skip
+        self.init_states = tuple(self._saved)
+        self._load = lambda n: package.envs.env_wrapper.ControlEnv(
+            benchmark.get_task_bddl_file_path(n), control_freq=CONTROL_HZ, ignore_done=True,
             hard_reset=False, use_camera_obs=False, has_offscreen_renderer=False,
         )  # fmt: skip
+        self._suite = suite
+        # Without a hard reset a model is loaded once: a reset takes milliseconds, not seconds, and draws alike.
+        self._loaded: dict[int, Any] = {}  # those of a suite as they are needed
+        self.simulation: Any = None  # the episode's
+        if number:
+            self._choose(config.task)
+        else:
+            self.tasks = config.tasks
+
+    def _choose(self, task: str) -> None:
+        number = self._of[task]
+        if number not in self._loaded:
+            self._loaded[number] = self._load(number)
+        if self.simulation is not self._loaded[number]:
+            self.simulation = self._loaded[number]
+            super().close()  # a camera draws one model
+
+    def _begin_task(self, seed: int | None, options: Mapping[str, Any]) -> None:
+        super()._begin_task(seed, options)
+        self._choose(self.task)
+
+    def states_of(self, task: str) -> Sequence[str]:
+        of_task = f"{self._suite}/{self._of[task]}/"
+        return [name for name in self.init_states if name.startswith(of_task)]
 
     def close(self) -> None:
         super().close()
-        if self.simulation is not None:
-            self.simulation.close()  # a second call fails
-        self.simulation = None
+        for simulation in self._loaded.values():
+            simulation.close()  # a second call fails
+        self._loaded, self.simulation = {}, None
 
     def _start(self, seed: int | None) -> dict[str, Any]:
         self._reset(int(self.np_random.integers(2**32)))
@@ -76,7 +104,7 @@ class LiberoEnv(MujocoEnv):
 
     def _restore(self, init_state: str) -> dict[str, Any]:
         self._reset(0)  # furniture is no part of a saved state: the published protocol draws it with seed 0
-        self.simulation.set_init_state(self._saved[self.init_states.index(init_state)])
+        self.simulation.set_init_state(self._saved[init_state])
         return self._settle()
 
     def _reset(self, draw: int) -> None:

@@ -9,7 +9,7 @@ import threading
 import jax
 import numpy as np
 import pytest
-from actor_helpers import SPEC, LineEnv, ListSink, NoisyAgent, identity, make_config, make_policy
+from actor_helpers import SPEC, LineEnv, LineOfTasks, ListSink, NoisyAgent, identity, make_config, make_policy
 from fake_link import FakeLink
 from hypothesis import given
 from hypothesis import strategies as st
@@ -134,9 +134,12 @@ def test_the_committed_actions_of_many_are_those_of_one():
     assert comparable(of_episodes(sink.records)) == comparable(of_episodes(alone.records))
 
 
-def test_a_saved_state_that_a_robot_lacks_is_refused_by_name(arms):
+def test_a_saved_state_or_a_task_that_a_robot_lacks_is_refused_by_name(arms):
     with pytest.raises(ConfigError, match=r"fake_aloha.*'stored_7'.*seed-N"):
         arms(ListSink())[0].begin(0, init_state="stored_7")
+    runner = EpisodeRunner(LineOfTasks(), make_policy(NoisyAgent(4)), ListSink(), config=make_config(horizon=4))
+    with pytest.raises(ConfigError, match=r"line.*'juggle'.*'push', 'lift'"):
+        runner.begin(0, task="juggle")
 
 
 def test_a_dropped_episode_leaves_no_record(arms):

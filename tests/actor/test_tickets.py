@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from actor_helpers import LineEnv, NoisyAgent, identity, make_config
+from actor_helpers import LineEnv, LineOfTasks, NoisyAgent, identity, make_config
 from fake_link import FakeLink
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,9 +20,11 @@ from serl_chunk.config.agents.bc import BcConfig
 from serl_chunk.config.experiment import ActorConfig
 from serl_chunk.types import Begin, End, Grant, Snapshot, Step, Ticket
 
+TASKS = LineOfTasks.tasks
+
 
 def ticket(slot: int, version: int = 1) -> Ticket:
-    return Ticket(version, 0, slot, 0, "", f"seed-{slot}", version, 100 + slot, 60.0)
+    return Ticket(version, 0, slot, 0, TASKS[slot % 3 == 0], f"seed-{slot}", version, 100 + slot, 60.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +65,7 @@ def test_each_ticket_is_run_once_under_its_version_and_a_withdrawn_one_leaves_no
     link, config = Granting(withdrawn), make_config(horizon=8, execute=3, actor=ActorConfig())
     for name, value in (("POLL_SECONDS", 0), ("STATUS_SECONDS", 0), ("RECENT", 2)):
         monkeypatch.setattr(service, name, value)
-    monkeypatch.setattr(service, "make_env", lambda *_, **__: LineEnv(length=9))
+    monkeypatch.setattr(service, "make_env", lambda *_, **__: LineOfTasks(length=9))
     config = dataclasses.replace(config, agent=Iterating())
     with ActorService(config, link=link, agent=NoisyAgent(8), n_envs=n_envs, report_every=1) as actor:
         summary = actor.run(identity(8))
@@ -71,7 +73,8 @@ def test_each_ticket_is_run_once_under_its_version_and_a_withdrawn_one_leaves_no
     assert counted == [min(k, 2) * n_envs for k in range(1, summary.episodes // n_envs + 1)]
     begins = [record for record in link.records if isinstance(record, Begin)]
     assert len({b.ticket for b in begins}) == len(begins) >= 11 - withdrawn
-    assert all(b.init_state == f"seed-{b.ticket.split('.')[2]}" for b in begins)
+    slots = [int(b.ticket.split(".")[2]) for b in begins]
+    assert [(b.init_state, b.task) for b in begins] == [(f"seed-{slot}", TASKS[slot % 3 == 0]) for slot in slots]
     versions = {}
     for record in link.records:
         if isinstance(record, Begin):

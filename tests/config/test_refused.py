@@ -129,7 +129,6 @@ MISFITS: list[tuple[dict[str, Any], tuple[object, ...]]] = [  # values of an exp
     ({"actor": ActorConfig(delay_ticks=5)}, ("actor.delay_ticks", *EXECUTED)),
     (GROUPS | {"group": GroupConfig(sigma=0.0)}, ("group.sigma", 0, "group.noise", "equal")),
     (GROUPS | {"group": GroupConfig(sigma=0.0, noise=1.0)}, ("group.sigma", "agent.rule", "ppo")),
-    (GROUPS | {"group": GroupConfig(tasks=("juggle",))}, ("group.tasks", "juggle")),
     (GROUPS | {"group": GroupConfig(density="tick")}, ("group.density", "tick", "sde or end", "agent.policy", "flow")),
     (HEAD, ("group.density", "sde", "tick or chunk", "gaussian")),
     (IPO, ("group.sigma", 0.2, "flow_ipo", "group.noise")),

@@ -17,7 +17,17 @@ import gymnasium
 import numpy as np
 import pytest
 import rich.console
-from actor_helpers import DT, HumanOnTicks, LineEnv, NoisyAgent, SimClock, SimInference, make_config, make_policy
+from actor_helpers import (
+    DT,
+    HumanOnTicks,
+    LineEnv,
+    LineOfTasks,
+    NoisyAgent,
+    SimClock,
+    SimInference,
+    make_config,
+    make_policy,
+)
 from errors import naming
 
 from serl_chunk.actor.policy import LocalPolicy
@@ -80,6 +90,12 @@ def test_an_evaluation_and_its_figures():
     assert (never.success_rate, never.mean_time_s) == (0.0, None)
     with pytest.raises(ConfigError, match=naming("n", 0, 1)):
         evaluated(n=0)
+
+
+def test_several_tasks_come_in_turn_and_are_counted_apart():
+    result = evaluated(LineOfTasks(length=5, success_at=3), n=3)
+    assert [episode["task"] for episode in result.to_json()["episodes"]] == ["push", "lift", "push"]
+    assert all(f"{line}: {n} of {n}" in table_of([result]) for line, n in (("push", 2), ("lift", 1)))
 
 
 def test_a_stop_leaves_the_episode_it_cuts_short_out():

@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from errors import naming
 from learner_tools import feed, journal_of, learner_of, let_go
 from point_robot import HORIZON, experiment
 
@@ -43,6 +44,12 @@ def test_an_iteration_is_shown_by_its_sampled_success(tmp_path, caplog, monkeypa
     assert "collect 1/2 | 0 env steps" in shown
     assert "sampled success 42% (of the last iteration)" in shown
     assert not any(words in shown for words in ("step 1", "without intervention", "updates/s"))
+
+
+def test_tasks_that_are_none_of_the_robots_are_refused(tmp_path):
+    group = dataclasses.replace(CONFIG.group, tasks=("push", "juggle"))
+    with pytest.raises(ConfigError, match=naming("group.tasks", "juggle", CONFIG.robot.task)):
+        learner_of(dataclasses.replace(CONFIG, group=group), None, tmp_path / "run")
 
 
 def test_an_iteration_that_memory_cannot_hold_is_refused_before_it_begins(tmp_path, monkeypatch):

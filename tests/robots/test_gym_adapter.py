@@ -495,13 +495,14 @@ def test_the_environments_own_expert_human_and_states_are_used_through_its_wrapp
     inner = Scripted()
     inner.init_states = True  # of another meaning, as LeRobot's
     assert registry.make_env(GymConfig(make=lambda fake_env: inner, max_episode_steps=LIMIT)).init_states == ()
-    inner.init_states = ["left", "right"]
+    inner.init_states, inner.tasks, inner.task = ["left", "right"], ["push", "lift"], "lift"
     inner.make_expert = inner.make_scripted_human = lambda: Helper(inner)
     wrapped = gymnasium.wrappers.OrderEnforcing(inner)  # gymnasium's wrappers pass no attributes on
     env = registry.make_env(GymConfig(make=lambda fake_env: wrapped, max_episode_steps=LIMIT, grippers=(6,)))
     expert, human = registry.make_expert(env), make_intervention("scripted", env)
     assert env.init_states == ("left", "right")
     env.reset(seed=3)
+    assert (env.tasks, env.task) == (("push", "lift"), "lift")
     for helper in (expert, human):
         helper.reset(3)
     equal(expert.act(), np.full(7, 0.1))

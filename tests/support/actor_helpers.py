@@ -107,6 +107,17 @@ class LineEnv(RobotEnv):
         }
 
 
+class LineOfTasks(LineEnv):
+    """Two tasks."""
+
+    tasks = ("push", "lift")
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Observation, dict[str, Any]]:
+        observation, info = super().reset(seed=seed, options=options)
+        self._begin_task(seed, options or {})
+        return observation, info
+
+
 class NoisyAgent:
     """Chunks of noise around 0 that tell the tick they were decided on; the prefix is clamped.
 

@@ -120,14 +120,19 @@ def _training_start(rng: np.random.Generator) -> str:
 
 
 def make_starts(
-    config: GroupConfig, tasks: Sequence[str], seed: int, *, demos: Iterable[Begin] = (), saved: Sequence[str] = ()
+    config: GroupConfig,
+    tasks: Sequence[str],
+    seed: int,
+    *,
+    demos: Iterable[Begin] = (),
+    saved: Mapping[str, Sequence[str]] | None = None,
 ) -> Starts:
     """Return the starts that `group.init_states` names. None of them is one of the evaluations'.
 
     Args:
         seed: of the run.
         demos: of the demonstrations. One without a task is of every task.
-        saved: ids of the saved states that the robot offers, see `RobotEnv.init_states`.
+        saved: ids of the saved states that the robot offers for each task, see `RobotEnv.states_of`.
 
     Raises ConfigError where there is none for a task.
     """
@@ -140,8 +145,9 @@ def make_starts(
             drawn[_training_start(rng)] = None
         return Starts(seed, dict.fromkeys(tasks, tuple(drawn)))
     if kind == "saved":
-        require(bool(saved), _SETTING, "this robot offers no saved states. Set seeds, seeds:N or demos")
-        return Starts(seed, dict.fromkeys(tasks, tuple(saved)))
+        states = {task: tuple((saved or {}).get(task, ())) for task in tasks}
+        require(all(states.values()), _SETTING, "this robot offers no saved states. Set seeds, seeds:N or demos")
+        return Starts(seed, states)
     begins = [begin for begin in demos if begin.init_state and not _held_out(begin.init_state)]
     ids = {task: tuple(dict.fromkeys(b.init_state for b in begins if b.task in ("", task))) for task in tasks}
     for task, of_task in ids.items():

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import jax
@@ -62,9 +62,9 @@ class IterationTrainer(PretrainingTrainer):
         super().__init__(learner, data, threaded=threaded, step=step)
         config = learner.config
         _check_memory(config, learner.preprocess)
-        self._group, tasks = config.group, config.group.tasks or (config.robot.task,)
+        self._group, tasks = config.group, _tasks(config, data)
         begins = [demo.begin for demo in data.demos]
-        self._starts = make_starts(config.group, tasks, config.seed, demos=begins, saved=data.saved_states)
+        self._starts = make_starts(config.group, tasks, config.seed, demos=begins, saved=data.tasks)
         scheduler = GroupScheduler(
             config.group, self._starts, tasks, config.seed,
             usable=lambda group: self._agent.learns_from([result.reward for result in group.results]),
@@ -302,6 +302,14 @@ def _in_words(figures: Mapping[str, float]) -> str:
         f"{figures['time/collect_s']:.1f} s of collecting, {figures['time/train_s']:.1f} s of training",
     ]
     return ", ".join(filter(None, parts))
+
+
+def _tasks(config: ExperimentConfig, data: InitialData) -> Sequence[str]:
+    """The tasks that groups come from, in turn. Raises ConfigError for one that is none of the robot's."""
+    known = list(data.tasks) or [config.robot.task]
+    wrong = [task for task in config.group.tasks if task not in known]
+    require(not wrong, "group.tasks", f"must be of this robot's tasks {known}, got {wrong}. Leave it out for all")
+    return config.group.tasks or known
 
 
 def _check_memory(config: ExperimentConfig, preprocess: Preprocess) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from errors import naming
 
-from serl_chunk.cli.learner import _saved_states
+from serl_chunk.cli.learner import _tasks_of
 from serl_chunk.config.groups import GroupConfig
 from serl_chunk.config.robots import GymConfig
 from serl_chunk.learner.groups.starts import Memory, StartRecord, Starts, make_starts
@@ -56,11 +56,12 @@ def test_demonstrations_give_their_starts_to_their_tasks_but_those_of_evaluation
 
 
 def test_saved_states_are_those_that_the_robot_offers():
-    assert sorted(first(starts_of("saved", saved=["x", "y"]), 2)) == ["x", "y"]
+    assert sorted(first(starts_of("saved", saved={TASK: ["x", "y"]}), 2)) == ["x", "y"]
 
 
 @pytest.mark.parametrize("real", [True, False])
-def test_a_robot_of_ones_own_names_its_slots_and_a_real_one_is_not_opened(real):
+@pytest.mark.parametrize("tasks", [(), ("push", "lift")])
+def test_a_robot_of_ones_own_names_its_slots_and_tasks_and_is_not_opened(real, tasks):
     opened = []
 
     class Slots(gymnasium.Env):
@@ -68,18 +69,19 @@ def test_a_robot_of_ones_own_names_its_slots_and_a_real_one_is_not_opened(real):
         init_states = ("left", "right")
 
         def __init__(self, fake_env):
+            self.tasks = tasks
             opened.append(not fake_env)
 
-    robot = GymConfig(make=Slots, is_real=real)
+    robot = GymConfig(make=Slots, is_real=real, task="tidy")
     config = Mock(robot=robot, agent=Mock(iterates=True), group=GroupConfig(init_states="saved"))
-    assert _saved_states(config) == ("left", "right")
-    assert opened == [not real]
+    assert _tasks_of(config) == dict.fromkeys(tasks or ["tidy"], ("left", "right"))
+    assert opened == [False]
 
 
 @pytest.mark.parametrize(("setting", "given", "named"), [
     ("demos", {"demos": DEMOS[4:]}, ("group.init_states", "push", "seeds")),
     ("saved", {}, ("group.init_states", "no saved states", "demos")),
-    ("saved", {"saved": ["x" * 501]}, ("group.init_states", 501, 500)),
+    ("saved", {"saved": {TASK: ["x" * 501]}}, ("group.init_states", 501, 500)),
 ])  # fmt: skip
 def test_a_set_without_a_start_is_refused(setting, given, named):
     with pytest.raises(ConfigError, match=naming(*named)):
