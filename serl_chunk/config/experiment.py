@@ -257,6 +257,9 @@ class LearnerConfig(Group, path="learner."):
         5_000, "updates between checkpoints; 0: only the last", unit="updates", least=0, requires=_PHASES
     )
     keep_checkpoints: int = setting(20, "checkpoints that are kept, and exports of export_period", least=1)
+    checkpoint_bytes: int = setting(
+        0, "size of kept checkpoints, of which the newest stays; 0: any", unit="bytes", least=0
+    )
     export_period: int = setting(
         0,
         "updates between exports of pi0 as openpi's checkpoints, in the run's exports/<step>; 0: none",

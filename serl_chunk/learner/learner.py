@@ -189,7 +189,7 @@ class Learner:
         self.devices = Devices(config)
         self.devices.adopt(agent)
         c, a = config.learner, config.agent
-        self.checkpoints = LearnerCheckpoints(metrics.run_dir, keep=c.keep_checkpoints)
+        self.checkpoints = LearnerCheckpoints(metrics.run_dir, keep=c.keep_checkpoints, most_bytes=c.checkpoint_bytes)
         key, self.base = jax.random.key(config.seed), agent.source_base
         learned = lambda: [Learned(s, {} if agent.source else agent.new_base(key)) for s in agent.states(key)]  # noqa: E731
         restored = self.checkpoints.restore_state(*jax.eval_shape(learned))
@@ -360,7 +360,7 @@ class Learner:
 
     def checkpoint(self, *, timed: bool = False) -> None:
         """Write a checkpoint in the background: of this step, or `timed`, in the place of the timed one before."""
-        policy, received = self._policy(), self._count_episodes()
+        policy, received = self._published(), self._count_episodes()
         progress = TrainingProgress(
             env_steps=received.env_steps, human_ticks=self.human_ticks, episodes=self.episodes,
             journal_position=received.position, human_steps_held=int(self.replay.stats()["replay/human_rows"]),

@@ -132,7 +132,7 @@ def learner_memory(config: ExperimentConfig, spec: RobotSpec, devices: int = 1) 
         device,
         replay=estimate_bytes(spec, config.replay, cameras, features, language=config.agent.language.reads),
         snapshot=_bytes(published) - halved,
-        checkpoint=_bytes((state, {} if agent.source else base, published)),
+        checkpoint=_bytes((state, {} if agent.source else base)),
     )
 
 

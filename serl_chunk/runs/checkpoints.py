@@ -1,4 +1,7 @@
-"""Checkpoints of a run by orbax: the agent's state, the policy alone, and a resume's meta data, with checksums."""
+"""Checkpoints of a run by orbax: the agent's state, and in it the policy, and a resume's meta data, with checksums.
+
+No array is gathered: where a state lies on several devices, each process writes what it has of it.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,15 @@ import shutil
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from flax.traverse_util import flatten_dict
 
 from serl_chunk.io import folder_fault, plural
 from serl_chunk.runs.folder import RUN_LOCK, lock_run, read_config
@@ -53,22 +58,58 @@ class Restored(NamedTuple):
     normaliser: Flat
 
 
+def _leaves(tree: Any) -> dict[str, Any]:
+    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def _numbers(leaf: Any) -> Any:
+    is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(leaf) if is_key else leaf
+
+
 def host_leaves(tree: Any) -> Flat:
     """`path -> array`, copied to the host (a view would alias memory that the next update donates)."""
-    out = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            leaf = jax.random.key_data(leaf)
-        out[jax.tree_util.keystr(path)] = np.array(leaf)
-    return out
+    return {path: np.array(_numbers(leaf)) for path, leaf in _leaves(tree).items()}
 
 
-def _paths(tree: Any) -> set[str]:
-    return {jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)}
+_WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint32}  # of an item's bytes
+_BLOCK = 1 << 20  # words that are summed at once
 
 
-def _checksums(flat: Flat) -> dict[str, int]:
-    return {k: zlib.crc32(np.ascontiguousarray(v).tobytes()) for k, v in flat.items()}
+def _checksum(x: np.ndarray) -> int:
+    """Sum of an array's words, each times an odd number that its place gives, mod 2^32.
+
+    Unlike a CRC it is the same in every order of summation, and so on every mesh of devices. An even factor would miss
+    a change of a word's highest bit.
+    """
+    words, total = np.ascontiguousarray(x).reshape(-1).view(_WORDS[x.dtype.itemsize]), 0
+    for at in range(0, len(words), _BLOCK):
+        block = words[at : at + _BLOCK].astype(np.uint32)
+        places = np.arange(at, at + len(block), dtype=np.uint64).astype(np.uint32)
+        total += int(np.sum(block * (2 * places + 1), dtype=np.uint32))
+    return total % 2**32
+
+
+@jax.jit
+def _device_checksums(flat: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """`_checksum` of each array, where it lies."""
+
+    def checksum(x: jax.Array) -> jax.Array:
+        x = x.astype(jnp.uint8) if x.dtype == jnp.bool_ else x
+        words = jax.lax.bitcast_convert_type(x, jnp.dtype(_WORDS[x.dtype.itemsize])).astype(jnp.uint32)
+        place, step = jnp.zeros(x.shape, jnp.uint32), 1
+        for axis in reversed(range(x.ndim)):
+            place += jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis) * np.uint32(step % 2**32)
+            step *= x.shape[axis]
+        return jnp.sum(words * (2 * place + 1), dtype=jnp.uint32)
+
+    return jax.tree.map(checksum, flat)
+
+
+def _checksums(flat: Mapping[str, Any]) -> dict[str, int]:
+    if any(isinstance(x, jax.Array) for x in flat.values()):
+        return {k: int(v) for k, v in jax.device_get(_device_checksums(dict(flat))).items()}
+    return {k: _checksum(v) for k, v in flat.items()}
 
 
 def _unseal(record: Any) -> dict[str, Any]:
@@ -85,12 +126,28 @@ def _text_checksum(meta: Any) -> int:
     return zlib.crc32(json.dumps(json.loads(json.dumps(meta)), sort_keys=True).encode())
 
 
-def _items_of(
-    step: int, state: Any, policy: Flat, normaliser: Flat, meta: Mapping[str, Any]
-) -> tuple[dict[str, Flat], dict[str, Any]]:
-    items = {"state": host_leaves(state), "policy": policy, "normaliser": normaliser}
-    sums = {name: _checksums(flat) for name, flat in items.items()}
-    return items, {**meta, "step": step, "serl_chunk": version_info()._asdict(), "checksums": sums}
+class Content(NamedTuple):
+    """What a checkpoint holds, as it was at its moment."""
+
+    items: dict[str, dict[str, Any]]  # arrays by path
+    meta: dict[str, Any]
+    on_devices: bool  # whether the state's arrays lie on several; else all are copies on the host
+
+    @classmethod
+    def of(cls, step: int, state: Any, policy: Any, normaliser: Flat, meta: Mapping[str, Any]) -> Content:
+        """Copy what updates donate. Of the policy's arrays those of the state are named, and no array is twice."""
+        leaves = _leaves(state)
+        places = {id(leaf): path for path, leaf in leaves.items()}
+        acting = flatten_dict(policy, sep="/")
+        named = {name: places[id(leaf)] for name, leaf in acting.items() if id(leaf) in places}
+        others = {name: np.array(leaf) for name, leaf in acting.items() if name not in named}
+        several = any(isinstance(x, jax.Array) and len(x.sharding.device_set) > 1 for x in leaves.values())
+        # A GPU's array is copied to the host at the begin of orbax's save; a CPU's is that memory itself.
+        copy = jnp.copy if jax.default_backend() == "cpu" else lambda x: x
+        held = {path: copy(_numbers(leaf)) for path, leaf in leaves.items()} if several else host_leaves(state)
+        items = {"state": held, "normaliser": normaliser} | ({"policy": others} if others else {})
+        info = {**meta, "step": step, "serl_chunk": version_info()._asdict(), "policy": named}
+        return cls(items, info, several)
 
 
 # Threads of one save of orbax's wait for folders by a number that the newest save of the process sets. Two at once, as
@@ -98,11 +155,22 @@ def _items_of(
 _SAVES_ALONE = threading.Lock()
 
 
-def _save(path: Path, items: Mapping[str, Flat], info: dict[str, Any]) -> None:
-    arrays = {name: ocp.args.StandardSave(flat) for name, flat in items.items()}
+def _begin_save(path: Path, content: Content) -> Callable[[], None]:
+    """Begin to write `path`; the result waits for its end. What lies on devices is copied before this returns."""
+    info = {**content.meta, "checksums": {name: _checksums(flat) for name, flat in content.items.items()}}
+    arrays = {name: ocp.args.StandardSave(flat) for name, flat in content.items.items()}
     meta = ocp.args.JsonSave({"content": info, "crc32": _text_checksum(info)})
-    with _SAVES_ALONE, ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_SAVES_ALONE)
+        checkpointer = stack.enter_context(ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler()))
         checkpointer.save(path, args=ocp.args.Composite(**arrays, meta=meta))
+        begun = stack.pop_all()
+
+    def finish() -> None:
+        with begun:
+            checkpointer.wait_until_finished()
+
+    return finish
 
 
 def _finished(folder: Path) -> list[str]:
@@ -110,25 +178,35 @@ def _finished(folder: Path) -> list[str]:
     return [p.name for p in folder.iterdir() if p.name.isdigit()] if folder.is_dir() else []
 
 
-def read_item(path: Path, item: str) -> tuple[Flat, dict[str, Any]]:
-    """Read one item of the checkpoint `path`, and its meta; raises CheckpointError where it is damaged."""
+def read_item(path: Path, item: str, only: Collection[str] | None = None) -> tuple[Flat, dict[str, Any]]:
+    """Read one item of the checkpoint `path`, all of it or `only` some arrays, and the checkpoint's meta.
+
+    Raises CheckpointError where it is damaged.
+    """
     where = f"checkpoint {path.name} in {path.parent}"
     jax.devices()  # raises where JAX cannot use its platform, which is no damage
     try:
         # A reader of its own: the manager caches what it saw, and may belong to a run still being written.
-        restored = ocp.StandardCheckpointer().restore(path / item)
         record = ocp.Checkpointer(ocp.JsonCheckpointHandler()).restore(path / "meta")
     except Exception as error:  # damage surfaces as any of a dozen types of orbax, tensorstore and json
         raise CheckpointError(f"{where} is truncated or damaged ({type(error).__name__})") from error
     try:
         meta = _unseal(record)
-        sums = meta["checksums"][item]
-    except (ValueError, KeyError, TypeError) as error:
+        sums = meta["checksums"].get(item, {})
+        sums = {name: sums[name] for name in (sums if only is None else only)}
+    except (ValueError, LookupError, TypeError) as error:
         raise CheckpointError(f"{where} is damaged (meta: {error})") from error
-    flat = {k: np.asarray(v) for k, v in restored.items()}
-    if sums != _checksums(flat):
-        bad = [k for k in sums if k not in flat or zlib.crc32(flat[k].tobytes()) != sums[k]]
-        raise CheckpointError(f"{where} is damaged (checksum of {bad[:1] or 'a new leaf'})")
+    if not sums:
+        return {}, meta
+    how = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in sums}  # from whatever devices they came
+    args = ocp.args.PyTreeRestore(item=dict.fromkeys(sums, 0), restore_args=how, partial_restore=True)
+    try:
+        restored = ocp.Checkpointer(ocp.PyTreeCheckpointHandler()).restore(path / item, args=args)
+        flat = {name: np.asarray(restored[name]) for name in sums}
+    except Exception as error:  # as above
+        raise CheckpointError(f"{where} is truncated or damaged ({type(error).__name__})") from error
+    if wrong := [name for name, total in sums.items() if _checksum(flat[name]) != total]:
+        raise CheckpointError(f"{where} is damaged (checksum of {wrong[:1]})")
     return flat, meta
 
 
@@ -170,33 +248,58 @@ class _Writer:
             self._thread.join()
         return self._succeeded
 
-    def _start(self, path: Path, write: Callable[[], None], what: str, again: str) -> None:
-        """Call `write`, which writes `path`, in the background; `again`: when `what` is tried again."""
+    def _start(
+        self, path: Path, content: Content | None, then: Callable[[], None], what: str, again: str,
+        over: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """Write `path`, unless None, and call `then`, in the background; then `over`, after a failure too.
+
+        `again`: when `what` is tried again.
+        """
+
+        def begin() -> Callable[[], None]:
+            self._dir.mkdir(parents=True, exist_ok=True)
+            return (lambda: None) if content is None else _begin_save(path, content)
 
         def run() -> None:
-            self._succeeded = True
-            try:
-                self._dir.mkdir(parents=True, exist_ok=True)
-                write()
-            except Exception as error:  # of the disk, of orbax and tensorstore, or what was written does not verify
-                self._succeeded = False
-                self.failed_saves += 1
-                shutil.rmtree(path, ignore_errors=True)
-                logger.warning(
-                    f"{what} could not be written to {self._dir} ({type(error).__name__}: {error}). Training goes on, "
-                    f"and {again}. If the disk is full, free some space."
-                )
+            with self._logged(path, what, again):
+                (begun or begin())()
+                then()
+            over()
 
+        self._succeeded, begun = True, None
+        if content is not None and content.on_devices:  # copied before an update donates it
+            with self._logged(path, what, again):
+                begun = begin()
+        if not self._succeeded:
+            return over()
         self._thread = threading.Thread(target=run, name="checkpoint")
         self._thread.start()
 
+    @contextlib.contextmanager
+    def _logged(self, path: Path, what: str, again: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # of the disk, of orbax and tensorstore, or what was written does not verify
+            self._succeeded = False
+            self.failed_saves += 1
+            shutil.rmtree(path, ignore_errors=True)
+            logger.warning(
+                f"{what} could not be written to {self._dir} ({type(error).__name__}: {error}). Training goes on, "
+                f"and {again}. If the disk is full, free some space."
+            )
+
 
 class CheckpointStore(_Writer):
-    """`<run>/checkpoints/<step>/`, the newest `keep`, written in the background; reads timed ones too."""
+    """`<run>/checkpoints/<step>/`, written in the background; reads timed ones too.
 
-    def __init__(self, run_dir: Path, *, keep: int = 20) -> None:
+    The newest `keep` stay, fewer where they take more than `most_bytes` (0: any): then the newest of them that fit, but
+    always the last.
+    """
+
+    def __init__(self, run_dir: Path, *, keep: int = 20, most_bytes: int = 0) -> None:
         self.run_dir = Path(run_dir).absolute()
-        self._keep = keep
+        self._keep, self._most_bytes = keep, most_bytes or math.inf
         super().__init__(self.run_dir / "checkpoints")
 
     def steps(self) -> list[int]:
@@ -212,21 +315,34 @@ class CheckpointStore(_Writer):
         folders = ((self._dir, True), (self.run_dir / _TIMED, False))
         return sorted(Entry.of(f / name, periodic=periodic) for f, periodic in folders for name in _finished(f))
 
-    def save(self, step: int, state: Any, policy: Flat, normaliser: Flat, meta: Mapping[str, Any]) -> None:
-        """Copy to the host and write in the background. The first checkpoint of a step stays."""
-        items, info = _items_of(step, state, policy, normaliser, meta)
+    def save(self, step: int, state: Any, policy: Any, normaliser: Flat, meta: Mapping[str, Any]) -> None:
+        """Copy what updates donate, and write in the background. The first checkpoint of a step stays.
+
+        `policy` is a tree of arrays, of which those that are the state's are written once.
+        """
+        content = Content.of(step, state, policy, normaliser, meta)
         self.wait()
         path = self._dir / str(step)
 
-        def write() -> None:
-            if not path.exists():
-                _save(path, items, info)
-            stay = {str(step) for step in self.steps()[-self._keep :]}
+        def tidy() -> None:
+            stay = self._staying()
             for other in self._dir.iterdir():  # also what a killed learner left unfinished: the run's lock shows that
                 if other.name not in stay:
                     shutil.rmtree(other, ignore_errors=True)
 
-        self._start(path, write, f"checkpoint {step}", "the next checkpoint_period tries again")
+        again = "the next checkpoint_period tries again"
+        self._start(path, None if path.exists() else content, tidy, f"checkpoint {step}", again)
+
+    def _staying(self) -> set[str]:
+        stay: set[str] = set()
+        left = self._most_bytes
+        for step in reversed(self.steps()[-self._keep :]):
+            files = (self._dir / str(step)).rglob("*")
+            left -= sum(file.stat().st_size for file in files if file.is_file())
+            if stay and left < 0:
+                break
+            stay.add(str(step))
+        return stay
 
     def close(self) -> None:
         self.wait()
@@ -247,7 +363,7 @@ class CheckpointStore(_Writer):
                 damaged.append(entry)
                 continue
             self._move_aside(damaged)
-            fitting = [t for t in templates if _paths(t) == leaves.keys()]
+            fitting = [t for t in templates if _leaves(t).keys() == leaves.keys()]
             state = self._assemble([*fitting, *templates][0], leaves, entry.path)
             return Restored(int(entry.step), state, meta, normaliser)
         if not entries:
@@ -288,7 +404,9 @@ class CheckpointStore(_Writer):
 
     def _policy(self, entry: Entry) -> PolicyCheckpoint:
         params, meta = read_item(entry.path, "policy")
+        leaves, _ = read_item(entry.path, "state", meta["policy"].values())
         normaliser, _ = read_item(entry.path, "normaliser")
+        params |= {name: leaves[path] for name, path in meta["policy"].items()}
         return PolicyCheckpoint(int(entry.step), params, normaliser, meta)
 
     def _assemble(self, template: Any, leaves: Flat, path: Path) -> Any:
@@ -334,44 +452,44 @@ class TimedCheckpoints(_Writer):
         """Begin the period anew: another checkpoint of the current state is written."""
         self._next = max(self._next, self._now() + self._period)
 
-    def save(self, step: int, state: Any, policy: Flat, normaliser: Flat, meta: Mapping[str, Any]) -> None:
-        """Copy to the host and write in the background; after a failure, which is logged, the one before stays."""
+    def save(self, step: int, state: Any, policy: Any, normaliser: Flat, meta: Mapping[str, Any]) -> None:
+        """As `CheckpointStore.save`; after a failure, which is logged, the one before stays."""
         self.wait()
         began = self._now()
-        items, info = _items_of(step, state, policy, normaliser, meta)
+        content = Content.of(step, state, policy, normaliser, meta)
         path = self._dir / str(max(map(int, _finished(self._dir)), default=0) + 1)
 
-        def write() -> None:
-            try:
-                _save(path, items, info)
-                for name in items:
-                    read_item(path, name)
-                for other in self._dir.iterdir():  # also what a killed learner left unfinished
-                    if other != path:
-                        shutil.rmtree(other, ignore_errors=True)
-            finally:
-                self._next = began + max(self._period, (self._now() - began) / self._share)
+        def replace() -> None:
+            for name in content.items:
+                read_item(path, name)
+            for other in self._dir.iterdir():  # also what a killed learner left unfinished
+                if other != path:
+                    shutil.rmtree(other, ignore_errors=True)
 
-        self._start(path, write, f"the timed checkpoint of step {step}", "it is tried again after a while")
+        def over() -> None:
+            self._next = began + max(self._period, (self._now() - began) / self._share)
+
+        what, again = f"the timed checkpoint of step {step}", "it is tried again after a while"
+        self._start(path, content, replace, what, again, over)
 
 
 class LearnerCheckpoints(CheckpointStore):
     """A learner's: the periodic ones, the timed one, and whether anything was learnt since the newest."""
 
-    def __init__(self, run_dir: Path, *, keep: int) -> None:
-        super().__init__(run_dir, keep=keep)
+    def __init__(self, run_dir: Path, *, keep: int, most_bytes: int = 0) -> None:
+        super().__init__(run_dir, keep=keep, most_bytes=most_bytes)
         self.timed, self.unsaved = TimedCheckpoints(run_dir), False
 
     @property
     def timed_due(self) -> bool:
         return (self.unsaved or not self._succeeded) and self.timed.due
 
-    def save(self, step: int, state: Any, policy: Flat, normaliser: Flat, meta: Mapping[str, Any]) -> None:
+    def save(self, step: int, state: Any, policy: Any, normaliser: Flat, meta: Mapping[str, Any]) -> None:
         self.timed.postpone()
         super().save(step, state, policy, normaliser, meta)
         self.unsaved = False
 
-    def save_timed(self, step: int, state: Any, policy: Flat, normaliser: Flat, meta: Mapping[str, Any]) -> None:
+    def save_timed(self, step: int, state: Any, policy: Any, normaliser: Flat, meta: Mapping[str, Any]) -> None:
         """Write it in the background, in the place of the timed one before."""
         self.timed.save(step, state, policy, normaliser, meta)
         self.unsaved = False
@@ -418,7 +536,7 @@ def roll_back(run: Path, version: int) -> RolledBack:
             if version not in kept:
                 raise CheckpointError(_gone(run, version, kept), parameter="to")
             target = kept[version]
-            for item in ("state", "policy", "normaliser"):
+            for item in ("state", "policy", "normaliser"):  # an absent one is empty
                 read_item(target.path, item)
             entries = CheckpointStore(run).entries()
             newer = entries[entries.index(target) + 1 :]

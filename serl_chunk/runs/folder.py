@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 CONFIG = "config.json"  # in a run folder
 RUN_LOCK = "run.lock"  # the same; its learner holds it
-FORMAT = 5  # of run folders
+FORMAT = 6  # of run folders
 
 
 class RunFolder(NamedTuple):

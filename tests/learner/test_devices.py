@@ -12,7 +12,7 @@ from pathlib import Path
 import jax
 import pytest
 from agent_tools import drawn, made, make_batches, named
-from eight_devices import CASES, config
+from eight_devices import CASES, UPDATES, config
 from errors import naming
 
 from serl_chunk.agents.compilation import compiled
@@ -20,6 +20,7 @@ from serl_chunk.config.agents.pi0 import PI0_PRESETS
 from serl_chunk.config.presets import configured
 from serl_chunk.learner.devices import Devices, Shards, rows_of_device
 from serl_chunk.models.pi0.tree import leaves
+from serl_chunk.runs.checkpoints import CheckpointStore
 from serl_chunk.types import ConfigError
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
@@ -88,21 +89,26 @@ def test_one_device_runs_the_program_that_it_runs_without_devices():
 
 
 @pytest.fixture(scope="module")
-def differences():
+def folder(tmp_path_factory) -> Path:
+    """Where eight devices leave their checkpoints."""
+    return tmp_path_factory.mktemp("eight")
+
+
+@pytest.fixture(scope="module")
+def differences(folder):
     """What `eight_devices.py` prints."""
     environment = {**os.environ, "JAX_NUMPY_DTYPE_PROMOTION": "standard", "JAX_NUMPY_RANK_PROMOTION": "allow"}
     environment["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
-    done = subprocess.run(
-        [sys.executable, SUPPORT / "eight_devices.py"], env=environment | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    command = [sys.executable, SUPPORT / "eight_devices.py", folder]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_eight_devices_train_as_one_does(case, differences):
+def test_eight_devices_train_as_one_does(case, differences, folder):
     """Losses by their size, gradients and parameters leaf by leaf by the leaf's norm, in float32."""
     found = differences[case]
     assert max(found["losses"]) < 1e-5
@@ -111,3 +117,5 @@ def test_eight_devices_train_as_one_does(case, differences):
     assert found["large"] > 0
     assert (found["whole"], found["part"]) == (0, 1.0)  # each large leaf is cut, into equal parts
     assert found["left out"] == []  # no leaf's gradient is nothing but rounding
+    assert found["saved"]
+    CheckpointStore(folder / case).restore_policy(UPDATES)  # here, on one device; raises where a checksum differs

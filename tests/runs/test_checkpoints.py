@@ -16,11 +16,16 @@ import pytest
 from agent_tools import same
 from checkpoint_tools import NORMALISER, flip_a_byte, restore, save, saved_run, state_of
 from errors import naming
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes
+from hypothesis.extra.numpy import arrays as numbers
 from metric_logs import Clock
 
 from serl_chunk.cli.evaluation import _differences, _recorded
 from serl_chunk.cli.process import load
 from serl_chunk.config.overrides import to_dict
+from serl_chunk.runs import checkpoints
 from serl_chunk.runs.checkpoints import CheckpointError, CheckpointStore, TimedCheckpoints
 from serl_chunk.runs.evaluations import VALIDATION, better_arm, expand, resolve_step, wanted_policy
 from serl_chunk.runs.evaluations import save as record
@@ -161,7 +166,7 @@ def test_a_failed_write_is_said_counted_and_tried_again(tmp_path, monkeypatch, c
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(ocp.Checkpointer, "save", full)
+        patch.setattr(ocp.AsyncCheckpointer, "save", full)
         assert not save(store, 2)
     assert store.failed_saves == 1
     assert "No space left on device" in caplog.messages[0]
@@ -176,6 +181,53 @@ def test_the_same_step_twice_is_one_checkpoint_and_only_the_newest_are_kept(tmp_
     assert all(save(store, step) for step in (1, 2, 2, 3, 4))
     store.close()
     assert CheckpointStore(tmp_path).steps() == [3, 4]
+
+
+def test_kept_checkpoints_take_so_many_bytes_at_most_but_the_newest_stays(tmp_path):
+    store = CheckpointStore(tmp_path)
+    assert save(store, 1)
+    size = sum(file.stat().st_size for file in (tmp_path / "checkpoints").rglob("*") if file.is_file())
+    for bytes_, kept in ((2.5 * size, [2, 3]), (1, [3])):
+        shutil.rmtree(tmp_path / "checkpoints")
+        store = CheckpointStore(tmp_path, most_bytes=int(bytes_))
+        assert all(save(store, step) for step in (1, 2, 3))
+        assert store.steps() == kept
+
+
+def test_a_policy_that_is_the_states_is_written_once_and_read_without_the_rest(tmp_path, monkeypatch):
+    state, read = state_of(3), []
+    store = CheckpointStore(tmp_path)
+    store.save(3, state, {"policy": state["net"], "critic": {"bias": 2 * state["net"]["bias"]}}, NORMALISER, {"n": 3})
+    assert store.wait()
+    whole = checkpoints.read_item
+
+    def noted(path, item, *only):
+        flat, meta = whole(path, item, *only)
+        read.append((item, len(flat)))
+        return flat, meta
+
+    monkeypatch.setattr(checkpoints, "read_item", noted)
+    params = store.restore_policy(3).params
+    assert read == [("policy", 1), ("state", 2), ("normaliser", 2)]
+    assert params.keys() == {"policy/kernel", "policy/bias", "critic/bias"}
+    for name, expected in (("kernel", state["net"]["kernel"]), ("bias", state["net"]["bias"])):
+        np.testing.assert_array_equal(params[f"policy/{name}"], expected)
+    flip_a_byte(tmp_path / "checkpoints" / "3", "state")
+    with pytest.raises(CheckpointError, match=naming("checkpoint 3")):
+        store.restore_policy(3)
+
+
+@given(
+    numbers(st.sampled_from([np.float32, np.uint8, np.int32, np.bool_, np.float16]), array_shapes(max_dims=3)),
+    st.data(),
+)
+def test_a_checksum_is_one_on_host_and_device_and_notices_each_bit(x, data):
+    device = jax.device_get(checkpoints._device_checksums({"x": jnp.asarray(x)}))["x"]
+    assert checkpoints._checksum(x) == int(device)
+    flipped, bit = bytearray(x.tobytes()), data.draw(st.integers(0, 8 * x.nbytes - 1))
+    flipped[bit // 8] ^= 1 << bit % 8
+    other = np.frombuffer(bytes(flipped), x.dtype).reshape(x.shape)
+    assert checkpoints._checksum(other) != checkpoints._checksum(x)
 
 
 def write(timed: TimedCheckpoints, step: int, updates: int | None = None) -> None:
@@ -202,13 +254,13 @@ def test_it_is_due_after_the_period_and_takes_a_twentieth_of_the_time_at_most(tm
     assert [due_after(s) for s in (0.0, 60.0)] == [False, True]
     write(timed, 1)  # which takes no time on this clock
     assert due_after(60.0)
-    whole = ocp.Checkpointer.save
+    whole = ocp.AsyncCheckpointer.save
 
     def slow(*args, **kwargs):
         clock.now += 9.0
         return whole(*args, **kwargs)
 
-    monkeypatch.setattr(ocp.Checkpointer, "save", slow)
+    monkeypatch.setattr(ocp.AsyncCheckpointer, "save", slow)
     write(timed, 2)
     assert [due_after(s) for s in (170.0, 1.0)] == [False, True]  # 9 s are a twentieth of 180 s
 
@@ -273,13 +325,13 @@ def test_a_damaged_one_falls_back_to_that_of_the_period(tmp_path, item, caplog):
 def test_one_that_does_not_verify_leaves_the_one_before(tmp_path, monkeypatch):
     timed = TimedCheckpoints(tmp_path)
     write(timed, 1)
-    whole = ocp.Checkpointer.save
+    whole = checkpoints._begin_save
 
-    def damaging(self, path, *args, **kwargs):
-        whole(self, path, *args, **kwargs)
-        flip_a_byte(path, "state")
+    def damaging(path, content):
+        finish = whole(path, content)
+        return lambda: (finish(), flip_a_byte(path, "state"))
 
-    monkeypatch.setattr(ocp.Checkpointer, "save", damaging)
+    monkeypatch.setattr(checkpoints, "_begin_save", damaging)
     write(timed, 2)
     assert timed.failed_saves == 1
     assert folders(tmp_path) == ["1"]

@@ -1,4 +1,6 @@
-"""Eight simulated devices against one: `python eight_devices.py [CASE ...]` prints what differs as JSON.
+"""Eight simulated devices against one: `python eight_devices.py FOLDER [CASE ...]` prints what differs as JSON.
+
+In FOLDER/CASE it leaves a checkpoint of the eight, numbered by the case's updates.
 
 It needs a process of its own, with `XLA_FLAGS=--xla_force_host_platform_device_count=8`. Each case trains an agent from
 one state on the same batches, by plain gradient descent.
@@ -10,6 +12,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -25,6 +28,7 @@ from serl_chunk.agents.base import Agent
 from serl_chunk.agents.state import AgentState
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.learner.devices import Devices
+from serl_chunk.runs.checkpoints import CheckpointStore, read_item
 
 ROWS, UPDATES, LEAST = 16, 5, 256  # bytes from which an array is cut
 RATE = 0.05
@@ -130,7 +134,17 @@ def apart(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> tuple[f
     return max(distance, default=0.0), small
 
 
-def compare(make: Callable[[], Any], accumulate: int, fsdp: int) -> dict[str, Any]:
+def saved_right(folder: Path, state: AgentState, step: Step) -> bool:
+    """Whether a checkpoint holds the state of its moment, though the next update has its memory."""
+    was, store = jax.device_get(state.replace(rng=())), CheckpointStore(folder)
+    store.save(UPDATES, state, {"policy": state.policy}, {"centre": np.zeros(2)}, {})
+    step(state)
+    assert store.wait()
+    found, _ = read_item(folder / "checkpoints" / str(UPDATES), "state")
+    return all(np.array_equal(found[path], leaf) for path, leaf in leaves(was).items())
+
+
+def compare(folder: Path, make: Callable[[], Any], accumulate: int, fsdp: int) -> dict[str, Any]:
     agent, first, steps = make()
     rows = 8 if agent.config.iterates else ROWS
     one = Devices(config(1, rows, accumulate), jax.devices()[:1])
@@ -160,10 +174,11 @@ def compare(make: Callable[[], Any], accumulate: int, fsdp: int) -> dict[str, An
     found["large"] = len(large)
     found["whole"] = sum(leaf.sharding.is_fully_replicated for leaf in large)
     found["part"] = max(leaf.addressable_shards[0].data.size * fsdp / leaf.size for leaf in large)
+    found["saved"] = saved_right(folder, state, step)
     return found
 
 
 if __name__ == "__main__":
     jax.config.update("jax_disable_most_optimizations", True)
-    chosen = sys.argv[1:] or CASES
-    print(json.dumps({name: compare(*CASES[name]) for name in chosen}))
+    chosen = sys.argv[2:] or CASES
+    print(json.dumps({name: compare(Path(sys.argv[1]) / name, *CASES[name]) for name in chosen}))
