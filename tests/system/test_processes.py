@@ -23,6 +23,7 @@ from processes import (
     checkpoints,
     descendants,
     learner_totals,
+    resumed_at,
     settings,
 )
 from system_accounts import journal_rows
@@ -87,6 +88,29 @@ def test_two_actors_of_one_command_and_one_of_them_is_killed(processes, tmp_path
     assert learner_totals(output)[0] == checkpoints(run)[-1]
     assert sorted(p.name for p in (tmp_path / "spool" / "fake_aloha").iterdir()) == ["actor-1", "actor-2"]
     assert output.count("actor ended (") == 2
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_more_and_with_fewer_devices(processes, environment, tmp_path):
+    """Eight, then one, then four simulated ones; each serves an actor, and resumes where the others stopped."""
+    run, steps, seen = tmp_path / "run", 0, []
+    for devices, parts in ((8, 2), (1, 1), (4, 4)):
+        steps += 20
+        cut = {} if devices == 1 else {"learner__fsdp_devices": parts, "learner__fsdp_least": 1e-4}
+        flags = processes.flags(learner__max_steps=steps, **cut)
+        xla = f"XLA_FLAGS={environment['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
+        learner = processes.start(
+            *flags, "--learner", "--debug", "--demo_path", str(processes.demos), "--checkpoint_path", str(run),
+            prefix=("env", xla),
+        )  # fmt: skip
+        actor = processes.start(*flags, "--actor")
+        output = learner.ends()
+        actor_totals(actor.ends())
+        shape = f"{devices} devices train ({devices // parts} data x {parts} fsdp)"
+        assert (shape in output) == (devices > 1)
+        seen += [resumed_at(output)[0]] if steps > 20 else []
+        assert checkpoints(run)[-1] == steps
+    assert seen == [20, 40]
 
 
 @pytest.mark.slow
