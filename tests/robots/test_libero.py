@@ -114,6 +114,15 @@ def test_liberos_own_states_pictures_and_instructions():
     other = episode(env, seed=4)
     np.testing.assert_array_equal(episode(env, **saved), states)
     np.testing.assert_array_equal(episode(env, seed=4), other)
+    suite_env = make_env(LiberoConfig(env_name="libero_goal", image_size=128))
+    for seed in (5, 23):  # another task, and another start of this one
+        suite_env.reset(seed=seed)
+        suite_env.read_images()
+    np.testing.assert_array_equal(episode(suite_env, **saved), states)
+    pictures = suite_env.read_images()
+    episode(env, **saved)
+    assert all(np.array_equal(pictures[name], frame) for name, frame in env.read_images().items())
+    suite_env.close()
     env.reset(**saved)
     with contextlib.redirect_stdout(io.StringIO()):
         suites = {name: package.benchmark.get_benchmark_dict()[name]() for name in LIMITS}
