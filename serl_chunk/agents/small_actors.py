@@ -26,6 +26,7 @@ import jax.numpy as jnp
 
 from serl_chunk.agents.acfql import Acfql, FlowActor
 from serl_chunk.agents.critic import ChunkCritic
+from serl_chunk.agents.losses.imitation import of_human
 from serl_chunk.agents.losses.improvement import rlt_loss, soft_actor_loss
 from serl_chunk.agents.policies.base import observation_key
 from serl_chunk.agents.spec import AgentSpec
@@ -179,13 +180,14 @@ class RltActor(SmallActor):
     def policy_loss(
         self, policy: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise, *, bc_only: bool
     ) -> Loss:
-        """See the module; a human's are the actions whose imitation counts more than the policy's own."""
+        """See the module, and `of_human`."""
         context, described, seen = self.read(self.choosing_params(state), base, batch.observations)
-        human = (batch.bc_weight > self.config.own_weight)[..., None]
+        human = of_human(batch, self.config.own_weight)
         reference = jnp.where(human, batch.actions, self.samples({}, base, context, draws["x"])[:, 0])
         chunk = self.whole(policy, seen.features, reference * draws["kept"][:, None, None])
-        chunk = self.bounded(chunk + self.config.edit_scale * self.chunks(draws["actor"]))
-        q = self.climbed(state, base, described, chunk)
+        chunk = chunk + self.config.edit_scale * self.chunks(draws["actor"])
+        q = self.climbed(state, base, described, self.bounded(chunk))
+        # The distance is that of the output itself: beyond the bounds nothing else has a gradient.
         return rlt_loss(q, chunk, reference, self.config.bc_weight)
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from agent_tools import critic, make_batches, same
+from agent_tools import critic, make_batches, marked_numbers, same
 from pi0_agents import CONFIG, SMALL, SPEC, lora, shown, started
 
 from serl_chunk.agents.acfql import Acfql
@@ -154,6 +154,28 @@ def test_parts_of_a_batch_add_up_to_the_whole_by_every_rule(rule):
     for other in found[1:]:
         for whole, summed in zip(jax.tree.leaves(found[0]), jax.tree.leaves(other), strict=True):
             assert np.linalg.norm(summed - whole) <= 1e-5 * np.linalg.norm(whole) + 1e-9
+
+
+def test_a_whole_chunk_stays_near_what_the_human_had_a_part_in_and_comes_back_from_beyond_the_bounds():
+    sizes = dataclasses.replace(SPEC, bounded=True)
+    agent = acting(**RULES["rlt"], improve_by="rlt", sizes=sizes, critic_sees="state")
+    state, base, batch = started(agent), agent.new_base(jax.random.key(0)), shown(agent)
+    draws = agent.policy_draws(state.rng, batch)
+
+    @jax.jit
+    def loss(policy, weight, dims, moved):
+        seen = batch._replace(actions=batch.actions + moved, bc_weight=weight * batch.valid, bc_dims=dims)
+        found = agent.policy_loss(policy, state, base, seen, draws, bc_only=False)
+        return sum(term.mean() for term in found.terms), found.metrics["actor/distance"].mean()
+
+    part, whole = marked_numbers(SPEC, 0), marked_numbers(SPEC, 0, 1)
+    for weight, dims, reads in ((1.0, whole, (True, True)), (1.0, part, (True, False)), (0.2, whole, (False, False))):
+        before = loss(state.policy, weight, dims, np.float32([0, 0]))[1]
+        after = [loss(state.policy, weight, dims, moved)[1] for moved in np.float32([[1, 0], [0, 1]])]
+        assert tuple(float(distance) != float(before) for distance in after) == reads
+    beyond = jax.tree.map(lambda x: x + 9.0 * (x.shape == (6,)), state.policy)  # the last layer's, of 3 actions of 2
+    gradients = jax.grad(lambda policy: loss(policy, 1.0, whole, 0.0)[0])(beyond)
+    assert [float(leaf.min()) > 0 for leaf in jax.tree.leaves(gradients) if leaf.shape == (6,)] == [True]
 
 
 def test_candidates_are_the_first_ones_chunk_and_its_edits_and_the_best_acts():

@@ -20,6 +20,15 @@ def imitated_numbers(bc: jax.Array, dims: jax.Array | None) -> jax.Array:
     return bc if dims is None else bc[..., None] * dims
 
 
+def of_human(batch: ChunkBatch, own_weight: float) -> jax.Array:
+    """Whether a step, or a number of it, is a human's: bool[B, H, 1 or A]. It is imitated, by more than `own_weight`.
+
+    Of a step that a human and the policy shared these are the human's numbers alone.
+    """
+    weight = imitated_numbers(batch.bc_weight, batch.bc_dims)
+    return (weight if weight.ndim == batch.actions.ndim else weight[..., None]) > own_weight
+
+
 def imitated(batch: ChunkBatch) -> ChunkBatch:
     """`batch` as an imitation loss sees it: with `bc_state_shift` and `bc_action_shift` added, where it has them."""
     if batch.bc_state_shift is None:
