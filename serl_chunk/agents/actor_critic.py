@@ -11,6 +11,7 @@ import optax
 
 from serl_chunk.agents.base import Agent
 from serl_chunk.agents.critic import ChunkCritic
+from serl_chunk.agents.losses.imitation import of_human
 from serl_chunk.agents.optimiser import adam, descend, soft_update
 from serl_chunk.agents.prefix_critic import PrefixCritic
 from serl_chunk.agents.spec import AgentSpec
@@ -105,9 +106,13 @@ class ActorCritic(Agent):
         chunk = self.critic.truncate_flatten(batch.actions)
         loss, outputs = self.critic.regression(critic, context.features, chunk, target, batch.weight)
         metrics = self.critic.metrics(loss, outputs, target, batch)
+        teacher = self.critic.expected_value(outputs)
+        of_others = (batch.valid[..., None] > 0) & ~of_human(batch, self.config.own_weight)
+        human = jnp.all(~of_others[:, : self.critic.steps], axis=(1, 2)).astype(jnp.float32)
+        total = jnp.sum(human * jnp.mean(teacher, axis=0))
+        metrics |= {"critic/q_human": Sum(total, jnp.sum(human)), "critic/human_share": mean_of(human)}
         if self.short_critic is None:
             return Loss((loss,), metrics)
-        teacher = self.critic.expected_value(outputs)
         distilled, more = self.short_critic.distil(critic, context.features, batch.actions, teacher, batch.weight)
         return Loss((loss, distilled), metrics | more)
 

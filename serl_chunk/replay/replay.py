@@ -18,7 +18,7 @@ from serl_chunk.replay.features import Embedder
 from serl_chunk.replay.frame_storage import Fetch
 from serl_chunk.replay.memory import available_bytes, check_memory, estimate_disk_bytes
 from serl_chunk.replay.partitions import Added, EpisodeBuilder, Partitions
-from serl_chunk.replay.windows import gather, gather_qc_windows, with_moved_joints
+from serl_chunk.replay.windows import StratifiedSampler, gather, gather_qc_windows, with_moved_joints
 from serl_chunk.types import STATE, ChunkBatch, ConfigError, DataError, Episode, Record, RobotSpec
 
 DEMO_SESSION = "demonstrations"  # the session under which demonstrations are kept
@@ -290,6 +290,8 @@ class Replay:
             if not isinstance(share, str):
                 out["demo_share"] = self._sampled_demo / max(1, self._sampled)
                 out["empty_half"] = int(self.empty_half is not None)
+            if isinstance(demo := self._partitions.windows_demo, StratifiedSampler):
+                out["positive_share"] = demo.positive / max(1, demo.drawn)
         return {f"replay/{name}": value for name, value in out.items()}
 
 

@@ -136,8 +136,11 @@ class IndexSet:
 class StratifiedSampler:
     """Draws from `view` such that of the members in one of two `sides` a share of `share` is of the first.
 
-    Members of neither keep their share. Where one of the sides is empty the draw is uniform.
+    Members of neither keep their share. Where one of the sides is empty the draw is uniform. `drawn` and `positive`
+    count what was drawn, and of it members of the first side.
     """
+
+    drawn = positive = 0
 
     def __init__(self, view: IndexSet, sides: Sequence[IndexSet], share: float) -> None:
         self._view, (self._positive, self._negative), self._share = view, sides, share
@@ -147,12 +150,13 @@ class StratifiedSampler:
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         rows = self._view.draw(rng, shape)
-        if not len(self._positive) or not len(self._negative):
-            return rows
-        sided = self._positive.contains(rows) | self._negative.contains(rows)
-        good = rng.random(shape) < self._share
-        for side, chosen in ((self._positive, sided & good), (self._negative, sided & ~good)):
-            rows[chosen] = side.draw(rng, (int(chosen.sum()),)) if chosen.any() else rows[chosen]
+        if len(self._positive) and len(self._negative):
+            sided = self._positive.contains(rows) | self._negative.contains(rows)
+            good = rng.random(shape) < self._share
+            for side, chosen in ((self._positive, sided & good), (self._negative, sided & ~good)):
+                rows[chosen] = side.draw(rng, (int(chosen.sum()),)) if chosen.any() else rows[chosen]
+        self.drawn += rows.size
+        self.positive += int(self._positive.contains(rows).sum())
         return rows
 
 

@@ -32,6 +32,22 @@ def test_the_target_is_the_return_and_the_discounted_value_of_the_successor():
     assert float(metrics["critic/target_qs"]) == pytest.approx(wanted, abs=1e-6)
 
 
+@pytest.mark.parametrize("variant", ["acfql", "decoupled-lengths"])
+def test_values_of_what_a_human_did_are_told_from_others(variant):
+    """Of windows whose scored steps are all a human's, without what a policy of its own or one arm's had a part in."""
+    agent, state = fresh(variant)
+    batch = one_batch(agent)
+    weight = batch.valid.copy()
+    weight[4], weight[5, 1:], weight[6] = 0.2, 0, 0
+    batch = batch._replace(bc_weight=weight, bc_dims=np.ones_like(batch.actions))
+    batch.bc_dims[7, 0, 1] = 0
+    chunks = batch.actions[:, : agent.critic.steps].reshape(8, -1)
+    q = sigmoid(heads(state.critic["q"], np.concatenate([batch.observations["state"], chunks], -1))).mean(0)
+    metrics = critic_gradient(agent, state, batch)[1]
+    assert float(metrics["critic/human_share"]) == 0.5
+    assert float(metrics["critic/q_human"]) == pytest.approx(q[:4].mean(), abs=1e-6)
+
+
 def test_the_distilled_loss_is_its_equation():
     """Head by head and length by length: the teacher is the online critic's head of the same number."""
     agent, state = fresh("decoupled-lengths")

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from types import SimpleNamespace
+
 import jax
 import numpy as np
+import pytest
 from agent_tools import make_batches
 from pi0_agents import SPEC
 
+from serl_chunk.learner.trainers.phases import PhaseTrainer
 from serl_chunk.learner.trainers.relabelling import HELD, SERVED, Relabelled
 from serl_chunk.types import PROMPT, PROMPT_MASK
 
@@ -56,3 +61,24 @@ def test_chunks_are_chosen_once_for_several_batches_which_mix_the_newest_ones():
     first = Relabelled(Drawn(), Chooses(), 8, seed=3, prefetch=0).next(None, {}, 1)[0]
     assert not np.array_equal(same[0].observations["images/top"], same[1].observations["images/top"])
     np.testing.assert_array_equal(first.observations["images/top"], same[1].observations["images/top"])
+
+
+@pytest.mark.parametrize("pretrained", [True, False])
+def test_a_row_says_whether_its_chunks_were_chosen_anew(pretrained):
+    """A critic that does not choose yet is no teacher: the policy imitates what the replay marks."""
+    found, nothing = [], lambda *of: contextlib.nullcontext()
+    stats = SimpleNamespace(timed=nothing, first_call=nothing)
+    learner = SimpleNamespace(
+        stats=stats, state=0, base={}, updates=0, updated=lambda n, metrics: found.append((n, metrics))
+    )
+    agent = SimpleNamespace(
+        wants=lambda: {"critic": 1}, batch_spec=str, update=lambda state, base, given: (state, {"batches": set(given)})
+    )
+    trainer = SimpleNamespace(
+        _learner=learner, _agent=agent, _config=SimpleNamespace(cta_ratio=2), pretrained=pretrained,
+        _relabelled=SimpleNamespace(next=lambda *of: ("chosen", {"relabel/q_best": 1})),
+        _next_batches=lambda wanted, n: dict(wanted), _data=SimpleNamespace(advance=int),
+    )  # fmt: skip
+    PhaseTrainer._update(trainer)
+    chosen = {"relabel/share": 0.0} if pretrained else {"relabel/share": 1.0, "relabel/q_best": 1}
+    assert found == [(2, {"batches": {"critic", "policy"}} | chosen)]

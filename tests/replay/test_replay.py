@@ -332,6 +332,7 @@ def test_balance_is_checked_at_the_first_shard_and_a_later_one_may_lack_a_kind()
     replay.replace_demos([good, bad])
     share = (replay.sample(RNG(0), 2_000).observations["state"][:, 0] * 2 + 8 == 1).mean()
     assert share == pytest.approx(0.5, abs=0.05)
+    assert replay.stats()["replay/positive_share"] == pytest.approx((50 + 2_000 * share) / 2_100)
 
 
 def test_images_that_are_still_in_files_are_refused_where_they_are_used():

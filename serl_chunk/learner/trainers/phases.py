@@ -7,6 +7,8 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from serl_chunk.agents.acfql import Acfql
 from serl_chunk.agents.state import Metrics
 from serl_chunk.learner.offline_data import InitialData
@@ -157,6 +159,8 @@ class PhaseTrainer(PretrainingTrainer):
         if teacher is not None:
             with learner.stats.timed("relabelling"):
                 batches["policy"], chosen = teacher.next(learner.state, learner.base, learner.updates)
+        if self._relabelled is not None:
+            chosen = chosen | {"relabel/share": np.float32(teacher is not None)}
         with learner.stats.first_call("updates"):
             learner.state, metrics = self._agent.update(learner.state, learner.base, batches)
         learner.updates += n
