@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
+import jax.numpy as jnp
 
 from serl_chunk.agents.acfql import Acfql
 from serl_chunk.agents.state import Metrics
@@ -160,7 +160,7 @@ class PhaseTrainer(PretrainingTrainer):
             with learner.stats.timed("relabelling"):
                 batches["policy"], chosen = teacher.next(learner.state, learner.base, learner.updates)
         if self._relabelled is not None:
-            chosen = chosen | {"relabel/share": np.float32(teacher is not None)}
+            chosen = chosen | {"relabel/share": jnp.float32(teacher is not None)}
         with learner.stats.first_call("updates"):
             learner.state, metrics = self._agent.update(learner.state, learner.base, batches)
         learner.updates += n
