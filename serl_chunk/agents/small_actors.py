@@ -236,5 +236,4 @@ _RULES = {"edit": EditActor, "rlt": RltActor, "dsrl": DsrlActor}
 
 def acfql(config: AcfqlConfig, spec: AgentSpec) -> Acfql:
     """Build the agent that `config.improve_by` names."""
-    rule = config.improve_by if config.as_pi0 else "none"
-    return _RULES.get(rule, Acfql)(config, spec)
+    return _RULES.get(config.improvement, Acfql)(config, spec)

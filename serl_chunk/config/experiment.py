@@ -16,6 +16,7 @@ from serl_chunk.config.agents.groups import GroupAgentConfig
 from serl_chunk.config.fields import (
     CAMERAS,
     CRITIC,
+    NOT_CONSTANT,
     TRAINED,
     Group,
     Requirement,
@@ -185,7 +186,11 @@ class ReplayConfig(Group, path="replay."):
     # The policy acts with pictures of age 0.
     max_image_age: int = setting(0, "age of a window's picture", unit="ticks", least=0, requires=CAMERAS)
     exclude_before_takeover: float = setting(
-        0.8, "part of a success before an intervention that is not imitated", unit="s", least=0, requires=_SUCCESSES
+        0.8,
+        "part of a success before an intervention that is not imitated",
+        unit="s",
+        least=0,
+        requires=(_SUCCESSES, NOT_CONSTANT),
     )
     prefetch: int = setting(2, "batches prepared ahead by a thread; 0: the training thread samples", least=0)
 
@@ -387,8 +392,7 @@ class ExperimentConfig(Group):
                 "learner.offline_steps.")
         require(self.replay.windows != "qc" or agent.as_pi0 is None, "replay.windows",
             "qc has states alone, and pi0 sees pictures or a text. Set it to episode.")
-        imitates = agent.as_pi0 is None or agent.as_pi0.trainable != "none"
-        require(imitates or not loop.pretrain_steps, "learner.pretrain_steps",
+        require(NOT_CONSTANT.met(self) or not loop.pretrain_steps, "learner.pretrain_steps",
             f"{loop.pretrain_steps} trains nothing: with agent.pi0.trainable=none the policy is constant. Set it to 0, "
             "or agent.pi0.trainable to expert or lora_expert.")
         if agent.bounded_critic:

@@ -27,6 +27,9 @@ class Requirement(NamedTuple):
 
 CRITIC = Requirement("an agent with a critic (acfql or acrlpd)", lambda c: c.agent.has_critic)
 TRAINED = Requirement("a policy that is trained: agent.pi0.trainable other than none", lambda c: c.agent.trains_policy)
+NOT_CONSTANT = Requirement(
+    "agent.pi0.trainable other than none", lambda c: c.agent.as_pi0 is None or c.agent.as_pi0.trainable != "none"
+)
 CAMERAS = Requirement("cameras in agent.image_keys", lambda c: bool(c.agent.image_keys))
 LEARNED_GRIPPER = Requirement(
     "agent.gripper.choices, or a learned-gripper setup_mode", lambda c: c.agent.gripper.composition == "learned"
@@ -44,6 +47,11 @@ def needs(path: str, *values: Any, note: str = "") -> Requirement:
     """Require one of `values` at `path`; met where the agent does not have that setting."""
     text = f"{path}={' or '.join(map(str, values))}" + (f" ({note})" if note else "")
     return Requirement(text, lambda c: value_at(c, path) in (*values, ABSENT))
+
+
+def not_by(*rules: str) -> Requirement:
+    """Require a rule other than these, by which pi0 follows its critic."""
+    return Requirement(f"agent.improve_by other than {' and '.join(rules)}", lambda c: c.agent.improvement not in rules)
 
 
 def ticks_of(seconds: float, control_hz: float) -> int:

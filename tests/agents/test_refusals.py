@@ -106,6 +106,7 @@ ROWS = [  # what is made, what the message names or `ConfigError.parameter` is
     (improved("distil"), ("agent.improve_by", "distil", "agent.pi0.trainable=none", "expert")),
     (improved("distil", "expert", candidates=1), ("agent.improve_by", "distil", "agent.candidates=1")),
     (improved("dsrl", "expert"), ("agent.improve_by", "dsrl", "agent.pi0.trainable=expert", "none")),
+    (improved("rlt", edit_scale=0.1, bc_on="all"), ("agent.bc_on", "all", "agent.improve_by=rlt")),
     (improved("edit"), ("agent.edit_scale", "agent.improve_by=edit", "above 0")),
     (improved("dsrl", edit_scale=0.1), ("agent.edit_scale", 0.1, "agent.improve_by=dsrl")),
     (improved("edit", edit_scale=0.1, candidates=1), ("agent.edit_scale", 0.1, "agent.candidates=1")),

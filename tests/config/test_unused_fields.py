@@ -55,14 +55,45 @@ def test_a_field_that_nothing_reads_is_refused_until_something_does(case):
     asked(preset, *others, *switched, (path, value))
 
 
-@pytest.mark.parametrize(
-    "setting", [("agent.bc_on", "demo"), ("agent.policy_updates", "2"), ("learner.policy_batch_size", "8")]
-)
-def test_a_constant_pi0_imitates_nothing(setting):
+RULES = {
+    None: [],
+    "expert": [("agent.pi0.trainable", "expert")],
+    "q_gradient": [("agent.pi0.trainable", "expert"), ("agent.improve_by", "q_gradient")],
+    "edit": [("agent.improve_by", "edit")],
+    "rlt": [("agent.improve_by", "rlt")],
+    "dsrl": [("agent.improve_by", "dsrl"), ("agent.edit_scale", "0")],
+    "policy": [("agent.target", "policy")],
+}
+OF_IMITATION = ("edit", "rlt", "dsrl", None)
+# a setting, its value, by which rules nothing reads it, what the message names, by which rules something does
+OF_RULES = [
+    ("agent.bc_on", "demo", (None,), "agent.pi0.trainable", ("expert", "q_gradient", "rlt")),
+    ("agent.bc_on", "demo", ("edit", "dsrl"), "agent.improve_by", ()),
+    ("agent.policy_updates", "2", (None,), "agent.pi0.trainable", ("expert", "dsrl")),
+    ("agent.policy_ema", "0.9", (None,), "agent.pi0.trainable", ("expert", "edit")),
+    ("learner.policy_batch_size", "8", (None,), "agent.pi0.trainable", ("expert", "edit")),
+    *(
+        (path, value, OF_IMITATION, "agent.pi0.trainable", ("expert", "q_gradient"))
+        for path, value in (("agent.pi0.flow_draws", "2"), ("agent.pi0.lr_warmup", "9"), ("agent.pi0.lr_cosine", "900"),
+                            ("agent.pi0.weight_decay", "0.1"), ("agent.pi0.grad_clip", "0.5"),
+                            ("replay.exclude_before_takeover", "0.5"))
+    ),
+    ("agent.pi0.augment", "True", OF_IMITATION, "agent.pi0.trainable", ("expert",)),
+    ("agent.pi0.augment", "True", ("q_gradient",), "agent.improve_by", ()),
+    ("agent.candidates", "8", ("rlt", "dsrl"), "agent.improve_by", (None, "expert", "q_gradient", "edit")),
+    ("agent.expectile", "0.9", ("policy",), "agent.target", (None, "edit")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OF_RULES, ids=lambda c: c[0])
+def test_what_a_rule_of_pi0_does_not_read_is_refused(case):
+    path, value, without, named, others = case
     base = load_experiment("fake_aloha_pi0_rl")
-    with pytest.raises(ConfigError, match=naming(*setting, "agent.pi0.trainable")):
-        asked(None, setting, base=base)
-    asked(None, ("agent.pi0.trainable", "expert"), setting, base=base)
+    for rule in without:
+        with pytest.raises(ConfigError, match=naming(path, value, named)):
+            asked(None, *RULES[rule], (path, value), base=base)
+    for rule in others:
+        asked(None, *RULES[rule], (path, value), base=base)
 
 
 def gym(*overrides: tuple[str, str]) -> None:

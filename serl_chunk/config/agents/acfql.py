@@ -21,7 +21,10 @@ class AcfqlConfig(PolicyConfig, ActorCriticConfig):
     bounded_critic = True
     learns_to_choose = True
 
-    expectile: float = setting(0.8, "expectile of Q over the data, the V of the critic's target", least=0.5, below=1)
+    expectile: float = setting(
+        0.8, "expectile of Q over the data, the V of the critic's target", least=0.5, below=1,
+        requires=needs("agent.target", "data"),
+    )  # fmt: skip
     policy_updates: int = setting(
         3, "flow updates after the last critic update: same batch, new noise", least=1, requires=TRAINED
     )
@@ -66,7 +69,7 @@ class AcfqlConfig(PolicyConfig, ActorCriticConfig):
 
     def _check(self) -> None:
         # fmt: off
-        rule, few = self.improve_by if self.as_pi0 else "none", self.pi0.trainable
+        rule, few = self.improvement, self.pi0.trainable
         require(rule not in ("distil", "q_gradient") or few != "none", "agent.improve_by",
             f"{rule} trains nothing with agent.pi0.trainable=none. Set that to expert or lora_expert, or this to none.")
         require(not self.has_small_actor or few == "none", "agent.improve_by",
@@ -75,6 +78,8 @@ class AcfqlConfig(PolicyConfig, ActorCriticConfig):
             f"must be above 0 with agent.improve_by={rule}, whose steps have that size, got 0. Set 0.05, say.")
         require(rule != "dsrl" or not self.edit_scale, "agent.edit_scale",
             f"{self.edit_scale:g} has no effect with agent.improve_by=dsrl, which chooses pi0's noise. Set it to 0.")
+        require(rule != "rlt" or self.bc_on != "all", "agent.bc_on",
+            "all counts each step as a human's, whose action agent.improve_by=rlt stays near. Leave it out.")
         require(self.as_pi0 is None or self.target == "data" or bool(self.image_keys), "agent.target",
             "policy needs the pictures of next observations, and agent.image_keys names no camera. Name cameras, or "
             "set it to data.")
@@ -85,18 +90,22 @@ class AcfqlConfig(PolicyConfig, ActorCriticConfig):
             "that, or set it to 0.")
 
     @property
+    def improvement(self) -> str:
+        return self.improve_by if self.as_pi0 else "none"
+
+    @property
     def relabels(self) -> bool:
-        return self.as_pi0 is not None and self.improve_by == "distil"
+        return self.improvement == "distil"
 
     @property
     def follows_critic(self) -> bool:
         """Whether the policy's loss reads the critic, at all windows."""
-        return self.has_small_actor or (self.as_pi0 is not None and self.improve_by == "q_gradient")
+        return self.has_small_actor or self.improvement == "q_gradient"
 
     @property
     def has_small_actor(self) -> bool:
         """Whether what is trained is a network next to a constant pi0."""
-        return self.as_pi0 is not None and self.improve_by in ("edit", "rlt", "dsrl")
+        return self.improvement in ("edit", "rlt", "dsrl")
 
     @property
     def trains_policy(self) -> bool:

@@ -9,7 +9,17 @@ from serl_chunk.config.agents.critic import CriticConfig
 from serl_chunk.config.agents.encoder import EMBEDDED, EncoderConfig
 from serl_chunk.config.agents.gripper import GripperConfig
 from serl_chunk.config.agents.language import LanguageConfig
-from serl_chunk.config.fields import TRAINED, Group, acting, needs, require, setting, shaping
+from serl_chunk.config.fields import (
+    NOT_CONSTANT,
+    TRAINED,
+    Group,
+    acting,
+    needs,
+    not_by,
+    require,
+    setting,
+    shaping,
+)
 
 if TYPE_CHECKING:
     from serl_chunk.config.agents.pi0 import Pi0Config
@@ -47,12 +57,14 @@ class AgentConfig(Group, path="agent."):
     language: LanguageConfig = setting(LanguageConfig, "the task's text as an input")
     image_keys: tuple[str, ...] = acting((), "cameras of the policy; empty: the state alone")
     use_state: bool = shaping(True, "the state vector is an input next to the images")
-    policy_ema: float = setting(0.0, "decay of the averaged policy that acts; 0: the newest acts", least=0, below=1)
+    policy_ema: float = setting(
+        0.0, "decay of the averaged policy that acts; 0: the newest acts", least=0, below=1, requires=TRAINED, off=0.0
+    )
     bc_on: BcOn | None = setting(
         None,
         "steps that are imitated; +successes: also the policy's own of successful episodes, at a fifth of the weight; "
         "none: +successes where a human intervenes, demo+interventions elsewhere",
-        requires=TRAINED,
+        requires=(TRAINED, not_by("edit", "dsrl")),
         off=None,
     )
     bc_joint_noise: float | None = setting(
@@ -60,7 +72,7 @@ class AgentConfig(Group, path="agent."):
         "deviation by which imitation sees joints moved, with targets that stay: it learns the way back; 1 is as far "
         "as the demonstrations command a joint to move in a tick; none: 0.4 for a flow without cameras, 0 for others",
         least=0,
-        requires=needs("normaliser.actions", "relative"),
+        requires=(needs("normaliser.actions", "relative"), NOT_CONSTANT),
         off=0.0,
     )
 
@@ -96,6 +108,11 @@ class AgentConfig(Group, path="agent."):
     def as_pi0(self) -> Pi0Config | None:
         """The pi0 that this is."""
         return None
+
+    @property
+    def improvement(self) -> str:
+        """How pi0 gets better (`AcfqlConfig.improve_by`); "none" of what is no pi0."""
+        return "none"
 
     @property
     def trains_policy(self) -> bool:
@@ -164,7 +181,13 @@ class ActorCriticConfig(AgentConfig):
 
     critic_lr: float | None = setting(None, "of the critic; none: agent.lr", above=0)
     critic: CriticConfig = setting(CriticConfig, "the critic")
-    candidates: int = acting(16, "N of best-of-N at acting; 1 takes the policy's first sample", least=1)
+    candidates: int = acting(
+        16,
+        "N of best-of-N at acting; 1 takes the policy's first sample",
+        least=1,
+        requires=not_by("rlt", "dsrl"),
+        off=1,
+    )
 
     @property
     def as_published(self) -> dict[str, Any]:

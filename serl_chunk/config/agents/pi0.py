@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from serl_chunk.config.agents.base import Optimiser
 from serl_chunk.config.agents.language import VOCABULARY
 from serl_chunk.config.fields import (
     ABSENT,
     CAMERAS,
-    TRAINED,
+    NOT_CONSTANT,
     Group,
     Requirement,
     acting,
     needs,
+    not_by,
     require,
     setting,
     shaping,
@@ -28,6 +29,7 @@ LoraInit = Literal["zero", "openpi"]
 
 _size = partial(shaping, least=1)
 _rank = partial(shaping, least=0, off=0)
+_OF_TRAINING: dict[str, Any] = {"requires": NOT_CONSTANT, "off": 0}  # small actors have optimisers of their own
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,25 +141,33 @@ class Pi0Config(Group, path="agent.pi0."):
     remat: bool = setting(
         True, "recompute activations of layers, and of a sample's steps, for the gradient, which saves memory"
     )
-    lr_warmup: int = setting(0, "its own gradient steps in which the rate rises to agent.lr", unit="updates", least=0)
+    lr_warmup: int = setting(
+        0, "its own gradient steps in which the rate rises to agent.lr", unit="updates", least=0, **_OF_TRAINING
+    )
     lr_cosine: int = setting(
         0,
         "its own gradient steps after which the rate has fallen to a tenth, by a cosine; 0: it stays",
         unit="updates",
         least=0,
+        **_OF_TRAINING,
     )
-    weight_decay: float = setting(0.0, "AdamW's; 0: Adam", least=0)
-    grad_clip: float = setting(0.0, "global norm to which gradients are clipped; 0: no clipping", least=0)
+    weight_decay: float = setting(0.0, "AdamW's; 0: Adam", least=0, **_OF_TRAINING)
+    grad_clip: float = setting(
+        0.0, "global norm to which gradients are clipped; 0: no clipping", least=0, **_OF_TRAINING
+    )
     published: bool = acting(
         False,
         "as openpi: absent cameras and empty slots of prompts are computed as well, and the loss is of all numbers and "
         "steps of a chunk (`--compat openpi`)",
     )
     flow_draws: int = setting(
-        1, "draws of noise and time of a window in its loss, behind one prefix", least=1, requires=TRAINED
+        1, "draws of noise and time of a window in its loss, behind one prefix", least=1, requires=NOT_CONSTANT
     )
     augment: bool = setting(
-        True, "train on images that are cropped, rotated and coloured at random, as openpi", requires=CAMERAS
+        True,
+        "train on images that are cropped, rotated and coloured at random, as openpi",
+        requires=(CAMERAS, NOT_CONSTANT, not_by("q_gradient")),
+        off=False,
     )
 
     def _check(self) -> None:
