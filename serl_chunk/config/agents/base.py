@@ -182,11 +182,7 @@ class ActorCriticConfig(AgentConfig):
     critic_lr: float | None = setting(None, "of the critic; none: agent.lr", above=0)
     critic: CriticConfig = setting(CriticConfig, "the critic")
     candidates: int = acting(
-        16,
-        "N of best-of-N at acting; 1 takes the policy's first sample",
-        least=1,
-        requires=not_by("rlt", "dsrl"),
-        off=1,
+        16, "N of best-of-N at acting; 1 takes the policy's first sample", least=1, requires=not_by("rlt", "dsrl")
     )
 
     @property
