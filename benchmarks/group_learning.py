@@ -62,7 +62,8 @@ def taught_by(run: Path, task: str, demos: int, seed: int, out: Path) -> Path:
         try:
             learning.product(
                 "record", "--policy", "server", "--n_demos", str(demos), "--n_envs", str(TAUGHT_AT_ONCE), "--out",
-                str(folder), experiment=task, overrides=[f"actor.policy=openpi://127.0.0.1:{port}"],
+                str(folder), experiment=task,
+                overrides=[f"actor.policy=openpi://127.0.0.1:{port}", "actor.policy_observation=state=state"],
             )  # fmt: skip
         finally:
             server.terminate()
@@ -77,7 +78,9 @@ def clone_of(task: str, policy: str, demos: int, seed: int, out: Path, joint_noi
         base.learner, pretrain_steps=0, offline_steps=CLONE_UPDATES, online_steps=0, checkpoint_period=0
     )
     actor = dataclasses.replace(base.actor, intervention="none")
-    config = dataclasses.replace(base, seed=seed, agent=agent, learner=loop, actor=actor)
+    rows = max(base.replay.demo_capacity, demos * (base.robot.max_episode_steps + 1))
+    replay = dataclasses.replace(base.replay, demo_capacity=rows)
+    config = dataclasses.replace(base, seed=seed, agent=agent, learner=loop, actor=actor, replay=replay)
     recorded = taught or learning.record(config, demos, demos_of(task, demos, seed, out), learning.NOISE[task])
     run = out / f"{task}_clone_{policy}_{demos}_{joint_noise:g}_{seed}"
     if (Trained(config, run).store.newest() or 0) < CLONE_UPDATES:
