@@ -40,9 +40,10 @@ def _demonstrations(label: str) -> dict[str, Any]:
     return {"cell": clones}
 
 
-def _rule_and_seed(label: str) -> dict[str, Any]:
-    rule = "sde" if "sde" in label else "end"
-    return {"run": f"{rule}, shuffled" if "shuffled" in label else rule, **_seed(label)}
+def _run_and_seed(label: str) -> dict[str, Any]:
+    """Of a label such as `end, shuffled, 21`."""
+    name, _, seed = label.rpartition(", ")
+    return {"run": name.replace("`", ""), **_seed(seed)}
 
 
 def _runs(names: str, **more: Any) -> list[dict[str, Any]]:
@@ -163,8 +164,18 @@ TABLES = {
     ),
     "groups": Table(
         [*((show.plain_percent, _at(n)) for n in (0, 10, 20, 40, 60, 70)), (show.field("wall", 60), _LAST)],
-        _rule_and_seed,
+        _run_and_seed,
         {"file": "group_learning"},
+    ),
+    "group-baselines": Table(
+        [*((show.plain_percent, _at(n)) for n in (0, 10, 20, 30, "last")), (show.field("env_steps", 1e3), _LAST)],
+        _run_and_seed,
+        {"file": "group_baselines"},
+    ),
+    "group-heads": Table(
+        [*((show.plain_percent, _at(n)) for n in (0, "last")), (show.field("env_steps", 1e3), _LAST)],
+        _run_and_seed,
+        {"file": "group_heads"},
     ),
     "group-trials": Table(
         [(show.plain_percent, _at(n)) for n in (0, 10)],
