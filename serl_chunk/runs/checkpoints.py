@@ -153,6 +153,7 @@ class Content(NamedTuple):
 # Threads of one save of orbax's wait for folders by a number that the newest save of the process sets. Two at once, as
 # one of the period and a timed one, would write into folders that the other's threads have not made.
 _SAVES_ALONE = threading.Lock()
+_SLOWEST = 24 * 3600  # seconds; orbax gives a write up after 20 minutes, which 50 GB to a shared disk may take
 
 
 def _begin_save(path: Path, content: Content) -> Callable[[], None]:
@@ -162,7 +163,8 @@ def _begin_save(path: Path, content: Content) -> Callable[[], None]:
     meta = ocp.args.JsonSave({"content": info, "crc32": _text_checksum(info)})
     with contextlib.ExitStack() as stack:
         stack.enter_context(_SAVES_ALONE)
-        checkpointer = stack.enter_context(ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler()))
+        writer = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler(), timeout_secs=_SLOWEST)
+        checkpointer = stack.enter_context(writer)
         checkpointer.save(path, args=ocp.args.Composite(**arrays, meta=meta))
         begun = stack.pop_all()
 
@@ -241,6 +243,10 @@ class _Writer:
         self._thread: threading.Thread | None = None
         self._succeeded = True  # the newest write, once it is over
         self.failed_saves = 0
+
+    @property
+    def writing(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
 
     def wait(self) -> bool:
         """Wait for the background write; False where it failed."""
@@ -446,7 +452,7 @@ class TimedCheckpoints(_Writer):
 
     @property
     def due(self) -> bool:
-        return self._now() >= self._next and (self._thread is None or not self._thread.is_alive())
+        return self._now() >= self._next and not self.writing
 
     def postpone(self) -> None:
         """Begin the period anew: another checkpoint of the current state is written."""
@@ -482,7 +488,8 @@ class LearnerCheckpoints(CheckpointStore):
 
     @property
     def timed_due(self) -> bool:
-        return (self.unsaved or not self._succeeded) and self.timed.due
+        # While another is written, the begin of a save on several devices would wait for it, and training with it.
+        return (self.unsaved or not self._succeeded) and self.timed.due and not self.writing
 
     def save(self, step: int, state: Any, policy: Any, normaliser: Flat, meta: Mapping[str, Any]) -> None:
         self.timed.postpone()

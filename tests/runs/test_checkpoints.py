@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from serl_chunk.cli.evaluation import _differences, _recorded
 from serl_chunk.cli.process import load
 from serl_chunk.config.overrides import to_dict
 from serl_chunk.runs import checkpoints
-from serl_chunk.runs.checkpoints import CheckpointError, CheckpointStore, TimedCheckpoints
+from serl_chunk.runs.checkpoints import CheckpointError, CheckpointStore, LearnerCheckpoints, TimedCheckpoints
 from serl_chunk.runs.evaluations import VALIDATION, better_arm, expand, resolve_step, wanted_policy
 from serl_chunk.runs.evaluations import save as record
 
@@ -228,6 +229,36 @@ def test_a_checksum_is_one_on_host_and_device_and_notices_each_bit(x, data):
     flipped[bit // 8] ^= 1 << bit % 8
     other = np.frombuffer(bytes(flipped), x.dtype).reshape(x.shape)
     assert checkpoints._checksum(other) != checkpoints._checksum(x)
+
+
+def test_no_timed_one_begins_while_another_is_written(tmp_path, monkeypatch):
+    written, whole = threading.Event(), checkpoints._begin_save
+
+    def slow(path, content):
+        finish = whole(path, content)
+        return lambda: (written.wait(60), finish())
+
+    monkeypatch.setattr(checkpoints, "_begin_save", slow)
+    store = LearnerCheckpoints(tmp_path, keep=2)
+    store.timed = TimedCheckpoints(tmp_path, period=0.0)
+    store.save(1, state_of(1), {}, NORMALISER, {"updates": 1})
+    store.unsaved = True
+    assert not store.timed_due
+    written.set()
+    assert store.wait()
+    assert store.timed_due
+
+
+def test_a_slow_disk_has_a_day(tmp_path, monkeypatch):
+    given, whole = [], ocp.AsyncCheckpointer.__init__
+
+    def noted(self, *args, **kwargs):
+        given.append(kwargs["timeout_secs"])
+        whole(self, *args, **kwargs)
+
+    monkeypatch.setattr(ocp.AsyncCheckpointer, "__init__", noted)
+    assert save(CheckpointStore(tmp_path), 1)
+    assert given == [24 * 3600]
 
 
 def write(timed: TimedCheckpoints, step: int, updates: int | None = None) -> None:
