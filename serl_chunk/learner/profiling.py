@@ -57,6 +57,12 @@ def device_memory() -> dict[str, float]:
     return {"device/bytes": max(used), "device/peak_bytes": peak, "device/spread_bytes": max(used) - min(used)}
 
 
+def free_device_bytes() -> int | None:
+    """Return the bytes that the fullest device has left; None where devices report none, as a CPU."""
+    found = (device.memory_stats() or {} for device in jax.local_devices())
+    return min((s["bytes_limit"] - s["bytes_in_use"] for s in found if "bytes_limit" in s), default=None)
+
+
 class UpdateTrace:
     """Traces the first `updates` updates after those of the first call, which compiles; 0: none. For one thread.
 

@@ -21,12 +21,16 @@ import numpy as np
 import optax
 from agent_tools import drawn, made, make_batches, named
 from group_agents import EPISODES, group_agent, sampled_rows
-from pi0_agents import SPEC, pi0_agent, shown, started
+from pi0_agents import CONFIG, SMALL, SPEC, pi0_agent, shown, started
 from point_robot import experiment
 
 from serl_chunk.agents.base import Agent
+from serl_chunk.agents.groups.agent import GroupAgent
+from serl_chunk.agents.groups.rows import Episodes, uncredited
 from serl_chunk.agents.state import AgentState
+from serl_chunk.config.agents.groups import GroupAgentConfig
 from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.groups import GroupConfig
 from serl_chunk.learner.devices import Devices
 from serl_chunk.runs.checkpoints import CheckpointStore, read_item
 
@@ -96,11 +100,33 @@ def groups() -> tuple[Agent, AgentState, Callable[[Agent, Devices], Step]]:
     return agent, first, steps
 
 
+def pi0_groups() -> tuple[Agent, AgentState, Callable[[Agent, Devices], Step]]:
+    """The same of a pi0, whose frozen part reads each row once."""
+    own = {field.name: getattr(CONFIG, field.name) for field in dataclasses.fields(CONFIG)}
+    config = GroupAgentConfig(**own | {"pi0": dataclasses.replace(SMALL, trainable="expert")})
+    agent = optimised(GroupAgent(config, dataclasses.replace(SPEC, group=GroupConfig(minibatch=8, sigma=1.0))), 1e-3)
+    base, first = agent.new_base(jax.random.key(3)), agent.begin_iterations(started(agent))
+    seen = jax.device_get(shown(agent, 8).observations)
+    keys = jax.random.split(jax.random.key(0), 8)
+    _, record = jax.device_get(agent.decide(agent.published(first, base), seen, keys, explore=True))
+    sampled = uncredited(seen, record, np.ones((8, SPEC.horizon), np.float32))
+    episodes = Episodes(np.array([1, 0, 0, 0], np.float32), np.zeros(4, int), np.full(4, 2))
+
+    def steps(agent: Any, devices: Devices) -> Step:
+        state, here = devices.place((first, base))
+        read = agent.with_contexts(here, sampled, None, None)
+        _, rows, _ = agent.credit(state, here, read, episodes, agent.prepare(state, here, read))
+        return lambda state: agent.update_rows(state, here, rows)
+
+    return agent, first, steps
+
+
 CASES: dict[str, tuple[Callable[[], Any], int, int]] = {  # what trains, micro-batches, and parts of arrays
     "pi0": (lambda: pi0(1), 1, 8),
     "pi0, two micro-batches": (lambda: pi0(2), 2, 4),
     "critic": (critic, 1, 8),
     "groups": (groups, 1, 8),
+    "groups of a pi0": (pi0_groups, 1, 8),
 }
 
 

@@ -66,7 +66,7 @@ class GroupAgent(Bc):
         self.update_clone = by(self._update_clone, batch=2, updates=True)
         self._prepare_rows = by(self._prepare, batch=3)
         self._first_features = by(lambda policy, base, seen: self._context(policy, base, seen).features, batch=2)
-        self._contexts = by(lambda base, seen: self._moved(self.net.context({}, base, seen), forward=True), batch=1)
+        self._contexts = by(self._stored_context, batch=1)
 
     def init(self, rng: jax.Array) -> AgentState:
         state = super().init(rng)
@@ -133,11 +133,12 @@ class GroupAgent(Bc):
             return any(outcomes)
         return self.baseline is not None or len(set(outcomes)) > 1
 
-    def with_contexts(self, base: Params, rows: GroupRows, free: int | None) -> GroupRows:
+    def with_contexts(self, base: Params, rows: GroupRows, free: int | None, device: int | None) -> GroupRows:
         """`rows` with contexts in place of observations, where updates do not change them.
 
         Reference, old policy and all epochs then read one context of each row (document 004's cached observations).
-        Rows stay as they are where their contexts would take more than half of the `free` bytes.
+        Rows stay as they are where their contexts would take more than half of the host's `free` bytes, or those of a
+        minibatch more than half of what is free of each `device`.
         """
         if self.net.context_axes is None:
             return rows
@@ -146,9 +147,10 @@ class GroupAgent(Bc):
         for at in range(0, total, size):
             block = taken(rows, np.arange(at, min(at + size, total)), size).observations
             if kept is None:
-                shapes = jax.eval_shape(self._contexts, base, block)
+                shapes = jax.eval_shape(self._stored_context, base, block)
                 row_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes)) // size
-                if free is not None and 2 * total * row_bytes > free:
+                needed = (total * row_bytes, free), (self.group.minibatch * row_bytes // self.shares, device)
+                if any(most is not None and 2 * takes > most for takes, most in needed):
                     return rows
                 kept = jax.tree.map(lambda x: np.empty((total, *x.shape[1:]), x.dtype), shapes)
             for whole, part in zip(*map(jax.tree.leaves, (kept, self._contexts(base, block))), strict=True):
@@ -290,6 +292,9 @@ class GroupAgent(Bc):
         if isinstance(seen, Context):
             return self._moved(seen, forward=False)
         return self.net.context(policy, base, seen)
+
+    def _stored_context(self, base: Params, seen: Observation) -> Context:
+        return self._moved(self.net.context({}, base, seen), forward=True)
 
     def _moved(self, context: Context, *, forward: bool) -> Context:
         """A context with the axis of rows first in each array, or back at its place."""

@@ -23,6 +23,7 @@ from serl_chunk.learner.groups.collector import Collected, Collector
 from serl_chunk.learner.groups.scheduler import GroupScheduler
 from serl_chunk.learner.groups.starts import Memory, make_starts
 from serl_chunk.learner.offline_data import InitialData
+from serl_chunk.learner.profiling import free_device_bytes
 from serl_chunk.learner.schedule import Phase
 from serl_chunk.learner.trainers.pretraining import PretrainingTrainer
 from serl_chunk.replay.memory import available_bytes
@@ -185,7 +186,7 @@ class IterationTrainer(PretrainingTrainer):
             return
         rows, episodes = self.rows_of(collected)
         with learner.stats.first_call("updates"):
-            rows = agent.with_contexts(learner.base, rows, available_bytes())
+            rows = agent.with_contexts(learner.base, rows, available_bytes(), free_device_bytes())
             prepared = agent.prepare(learner.state, learner.base, rows)
             learner.state, rows, figures = agent.credit(learner.state, learner.base, rows, episodes, prepared)
         self._figures |= figures

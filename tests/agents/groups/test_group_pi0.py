@@ -38,8 +38,9 @@ def test_all_numbers_are_sampled_and_trained_leaves_alone_are_kept(rule, samplin
     assert chunks.shape == (4, 3, 2)
     assert {value.shape for name, value in record.items() if name not in ("step", "log_prob")} == {(4, 3, 6)}
     rows = uncredited(seen, {name: np.asarray(value) for name, value in record.items()}, np.ones((4, 3), np.float32))
-    assert agent.with_contexts(base, rows, free=100) is rows
-    of_contexts = agent.with_contexts(base, rows, free=None)
+    for free, device in ((100, None), (None, 100)):
+        assert agent.with_contexts(base, rows, free, device) is rows
+    of_contexts = agent.with_contexts(base, rows, None, None)
     prepared, other = (agent.prepare(state, base, of) for of in (rows, of_contexts))
     assert max(prepared.get("logp_gap", prepared.get("deviation"))) < 1e-3
     assert close(other, prepared)
