@@ -77,6 +77,9 @@ class ObservedClasses(RobotEnv):
             raise AttributeError(name)
         return getattr(self.env, name)
 
+    def states_of(self, task: str) -> Sequence[str]:
+        return self.env.states_of(task)
+
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict]:
         raw, info = self.env.reset(seed=seed, options=options)
         return self._seen(raw)[0], info

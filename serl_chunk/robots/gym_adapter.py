@@ -114,8 +114,7 @@ class GymAdapter(RobotEnv):
         super().reset(seed=seed)
         self._last, info = self._returned("reset", 2, seed=seed, options=options)
         if self.tasks:
-            self.task = self.env.get_wrapper_attr("task")
-            self.check_task(self.task)
+            self.task = self._begun_task((options or {}).get("task", ""))
         self._rewards, self._shown, self._numbers = [], False, _frame_numbers(info)
         return self._observe(), {**plain_info(info, self.robot_spec.name), "success": False}
 
@@ -163,6 +162,17 @@ class GymAdapter(RobotEnv):
         if cameras is None:
             return frames
         return {IMAGE_PREFIX + self.robot_spec.camera(c).name: frames[IMAGE_PREFIX + c] for c in cameras}
+
+    def _begun_task(self, wanted: str) -> str:
+        found = self.env.get_wrapper_attr("task") if self.env.has_wrapper_attr("task") else None
+        if found not in self.tasks or wanted not in ("", found):
+            valid = repr(wanted) if wanted else ", ".join(map(repr, self.tasks))
+            raise ConfigError(
+                f"robot {self.robot_spec.name!r}: its environment's attribute task is {found!r} after a reset "
+                f'(expected {valid}). Let reset begin the task of options["task"] and set task to its text, or remove '
+                "the attribute tasks (docs/your_robot.md)"
+            )
+        return found
 
     def _observe(self) -> Observation:
         return self._observed(self._layout.state(self._last))

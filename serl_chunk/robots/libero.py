@@ -57,9 +57,12 @@ class LiberoEnv(MujocoEnv):
         suite, _, number = config.env_name.partition("/")
         with contextlib.redirect_stdout(io.StringIO()):  # it prints the order of its tasks
             benchmark = package.benchmark.get_benchmark_dict()[suite]()
-        self._of = {text: n for n, text in enumerate(config.tasks)} if not number else {config.task: int(number)}
+        numbers = [int(number)] if number else range(len(config.tasks))
+        self._of: dict[str, list[int]] = {}  # tasks of a text: libero_90 has some texts in several scenes
+        for text, n in zip(config.tasks, numbers, strict=True):
+            self._of.setdefault(text, []).append(n)
         self._saved = {
-            f"{suite}/{n}/{i}": state for n in self._of.values()
+            f"{suite}/{n}/{i}": state for n in numbers
             for i, state in enumerate(np.asarray(benchmark.get_task_init_states(n)))
         }  # fmt: skip
         self.init_states = tuple(self._saved)
@@ -72,12 +75,11 @@ class LiberoEnv(MujocoEnv):
         self._loaded: dict[int, Any] = {}  # those of a suite as they are needed
         self.simulation: Any = None  # the episode's
         if number:
-            self._choose(config.task)
+            self._choose(int(number))
         else:
             self.tasks = config.tasks
 
-    def _choose(self, task: str) -> None:
-        number = self._of[task]
+    def _choose(self, number: int) -> None:
         if number not in self._loaded:
             self._loaded[number] = self._load(number)
         if self.simulation is not self._loaded[number]:
@@ -85,11 +87,15 @@ class LiberoEnv(MujocoEnv):
             super().close()  # a camera draws one model
 
     def _begin_task(self, seed: int | None, options: Mapping[str, Any]) -> None:
+        seed = int(self.np_random.integers(2**31)) if seed is None else seed
         super()._begin_task(seed, options)
-        self._choose(self.task)
+        turn, alike = seed % len(self.tasks), self._of[self.task]
+        at = options.get("init_state", "")
+        of_state = [n for n in alike if at.startswith(f"{self._suite}/{n}/")]
+        self._choose((of_state or [n for n in alike if n == turn] or [alike[turn % len(alike)]])[0])
 
     def states_of(self, task: str) -> Sequence[str]:
-        of_task = f"{self._suite}/{self._of[task]}/"
+        of_task = tuple(f"{self._suite}/{n}/" for n in self._of[task])
         return [name for name in self.init_states if name.startswith(of_task)]
 
     def close(self) -> None:

@@ -140,6 +140,9 @@ def test_a_saved_state_or_a_task_that_a_robot_lacks_is_refused_by_name(arms):
     runner = EpisodeRunner(LineOfTasks(), make_policy(NoisyAgent(4)), ListSink(), config=make_config(horizon=4))
     with pytest.raises(ConfigError, match=r"line.*'juggle'.*'push', 'lift'"):
         runner.begin(0, task="juggle")
+    runner = EpisodeRunner(LineEnv(), make_policy(NoisyAgent(4)), ListSink(), config=make_config(horizon=4))
+    with pytest.raises(ConfigError, match=r"line.*'push'.*one task.*actor and learner"):
+        runner.begin(0, task="push")
 
 
 def test_a_dropped_episode_leaves_no_record(arms):

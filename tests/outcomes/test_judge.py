@@ -273,6 +273,8 @@ def test_the_learner_knows_the_state_without_the_classifier(tmp_path, staged):
     assert observing(env, config) is env
     env.env.init_states = ("left",)
     env.check_init_state("left")
+    with mock.patch.object(LineEnv, "states_of", return_value=("right",)):
+        assert env.states_of("push") == ("right",)
     assert env.length == 30  # of the robot inside
     with mock.patch.object(LineEnv, "restart_limit") as restarted:
         env.restart_limit()

@@ -503,6 +503,11 @@ def test_the_environments_own_expert_human_and_states_are_used_through_its_wrapp
     assert env.init_states == ("left", "right")
     env.reset(seed=3)
     assert (env.tasks, env.task) == (("push", "lift"), "lift")
+    for inner.task, options in (("lift", {"task": "push"}), ("juggle", None), (None, None)):
+        with pytest.raises(ConfigError, match=naming("attribute task", inner.task, "push", "options")):
+            env.reset(seed=3, options=options)
+    inner.task = "push"
+    env.reset(seed=3, options={"task": "push"})
     for helper in (expert, human):
         helper.reset(3)
     equal(expert.act(), np.full(7, 0.1))

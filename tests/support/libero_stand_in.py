@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -58,7 +59,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
             get_task_init_states=lambda n: SAVED, get_task_bddl_file_path=lambda n: f"{name}/{n}.bddl"
         )
 
-    benchmark = SimpleNamespace(get_benchmark_dict=lambda: {"libero_goal": lambda: suite("libero_goal")})
+    suites = {name: functools.partial(suite, name) for name in ("libero_goal", "libero_90")}
+    benchmark = SimpleNamespace(get_benchmark_dict=lambda: suites)
     envs = SimpleNamespace(env_wrapper=SimpleNamespace(ControlEnv=ControlEnv))
     package = SimpleNamespace(benchmark=benchmark, envs=envs)
     modules = {"": package, ".benchmark": benchmark, ".envs": envs}
