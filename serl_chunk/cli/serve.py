@@ -162,7 +162,8 @@ class ServedPolicy:
         preprocess = policy.preprocess
         both = zip(preprocess.recorded, preprocess.cameras, strict=True)
         sizes = {c.name: ((c.height, c.width), (shown.height, shown.width)) for c, shown in both}
-        self._reader = ObservationReader(spec, sizes, config.robot.task)
+        needs = config.agent.language.reads and not config.robot.task  # several tasks
+        self._reader = ObservationReader(spec, sizes, None if needs else config.robot.task)
         seen = max((h * w for each in sizes.values() for h, w in each), default=0)
         self.max_bytes = OTHER_BYTES + sum(3 * max(c.height * c.width, seen) for c in spec.cameras)
         """Of a request: with frames of all cameras of the robot."""
@@ -195,7 +196,7 @@ class ServedPolicy:
     def compile(self, sizes: Sequence[int]) -> float:
         """Compile batches of `sizes`; returns the seconds that it took."""
         began = time.perf_counter()
-        task = self._config.robot.task
+        task = max(self._config.robot.tasks, key=len)  # lengths of prompts follow the text
         row = self._chunks.prepare(blank_request(self._spec, self._chunks.image_keys, explore=self._explore, task=task))
         for size in sizes:
             self._chunks.decide_each([row] * size, explore=self._explore)

@@ -74,15 +74,19 @@ def read_demos(config: ExperimentConfig, spec: RobotSpec, paths: Sequence[str], 
 
 
 def _log_texts(config: ExperimentConfig, demos: DemoSet) -> None:
-    """Log what an agent that reads language learns from demonstrations; warn where the robot's text is none of it."""
-    own = config.robot.task
-    texts = Counter(episode.begin.task or own for episode in demos.episodes)
+    """Log what an agent that reads language learns from demonstrations; warn of missing texts, and of tasks without."""
+    texts = Counter(episode.begin.task or config.robot.task for episode in demos.episodes)
     shown = ", ".join(f"{text!r} ({plural(count, 'episode')})" for text, count in texts.most_common(_TEXTS))
     logger.info(f"language: {plural(len(texts), 'text')} of tasks: {shown}{', ...' if len(texts) > _TEXTS else ''}")
-    if texts and own not in texts:
+    if "" in texts:  # of a robot with several tasks
         logger.warning(
-            f"robot.task={own!r} is the text of no demonstration: a policy that reads it was not trained for it. Give "
-            "one of theirs as --task"
+            f"{plural(texts[''], 'demonstration')} without a text: the policy learns them with none, and the robot's "
+            "episodes have their task's. Write it into them (serl-chunk data convert --task)"
+        )
+    if texts and (untold := [task for task in dict.fromkeys(config.robot.tasks) if task not in texts]):
+        logger.warning(
+            f"robot.task={', '.join(map(repr, untold))} is the text of no demonstration: a policy that reads it was "
+            "not trained for it. Give one of theirs as --task, or demonstrations of each task"
         )
 
 

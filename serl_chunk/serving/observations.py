@@ -27,10 +27,10 @@ class ObservationReader:
     Args:
         spec: of the robot.
         sizes: of frames that are taken, by camera that the policy reads: the robot's, and the agent's.
-        task: of requests without a prompt.
+        task: of requests without a prompt; None: they are refused.
     """
 
-    def __init__(self, spec: RobotSpec, sizes: Mapping[str, Sequence[Size]], task: str = "") -> None:
+    def __init__(self, spec: RobotSpec, sizes: Mapping[str, Sequence[Size]], task: str | None = "") -> None:
         self._spec, self._sizes, self._task = spec, sizes, task
 
     def read(self, values: Mapping[str, Any]) -> tuple[Observation, str]:
@@ -82,6 +82,8 @@ class ObservationReader:
 
     def _prompt(self, values: Mapping[str, Any]) -> str:
         prompt = values.get(PROMPT, self._task)
+        if prompt is None:
+            raise WireError(f"{PROMPT}: missing, and the robot has several tasks. Send the task in words")
         if not isinstance(prompt, str):
             raise WireError(f"{PROMPT}: got {type(prompt).__name__}, expected text. Send the task in words")
         return prompt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from serl_chunk.cli.learner import train_offline
 from serl_chunk.cli.local import train_local
 from serl_chunk.cli.record import run_record
 from serl_chunk.config.experiment import ChunkConfig
+from serl_chunk.config.robots import LiberoConfig
 from serl_chunk.data.demos import load_demos
 from serl_chunk.data.frames import observation_at
 from serl_chunk.data.source import decode_images
@@ -27,7 +29,7 @@ from serl_chunk.learner.schedule import Phase
 from serl_chunk.replay.memory import available_bytes
 from serl_chunk.replay.replay import Ready
 from serl_chunk.robots.registry import robot_spec
-from serl_chunk.types import ConfigError, Outcome
+from serl_chunk.types import Begin, ConfigError, Outcome
 
 pytestmark = [pytest.mark.compiles, pytest.mark.usefixtures("quick")]
 
@@ -194,3 +196,15 @@ def test_a_resumed_run_computes_features_again_with_its_own_weights(tmp_path, ca
         np.testing.assert_allclose(a["features/top"], b["features/top"], rtol=2e-3, atol=2e-3)
     assert second.replay.stats()["replay/features_computed"] == missing  # and a batch computed none
     let_go(second)
+
+
+def test_an_agent_that_reads_language_is_warned_of_tasks_without_demonstrations_and_of_these_without_texts(caplog):
+    robot = LiberoConfig(env_name="libero_goal")
+    demos = [Mock(begin=Begin(str(i), text, "libero", "")) for i, text in enumerate((*robot.tasks[:8], robot.tasks[0]))]
+    demos_command._log_texts(Mock(robot=robot), Mock(episodes=demos))
+    (warning,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert all(repr(task) in warning for task in robot.tasks[8:])
+    assert repr(robot.tasks[0]) not in warning
+    caplog.clear()
+    demos_command._log_texts(Mock(robot=robot), Mock(episodes=[Mock(begin=Begin("0", "", "libero", ""))]))
+    assert "1 demonstration without a text" in caplog.text

@@ -66,6 +66,8 @@ def test_bad_values_are_named_with_what_is_valid(changes, named):
         READER.read(request() | changes)
     with pytest.raises(WireError, match=naming("state", "missing", "observation/front")):
         READER.read({"observation/front": FRONT})
+    with pytest.raises(WireError, match=naming("prompt", "missing", "several tasks")):
+        ObservationReader(SPEC, {}, task=None).read({"state": STATE_OF})
 
 
 def test_what_is_written_is_read():
