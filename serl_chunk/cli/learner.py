@@ -28,6 +28,7 @@ from serl_chunk.learner.learner import Learner, Publish, check_replay_memory
 from serl_chunk.learner.memory import check_fits, learner_memory, memory_limit
 from serl_chunk.learner.offline_data import check_data
 from serl_chunk.learner.service import LearnerService
+from serl_chunk.learner.trainers.iterations import tasks_of_groups
 from serl_chunk.logs import log_to_file, status_line
 from serl_chunk.outcomes.robot import spec_of
 from serl_chunk.robots.base import RobotEnv
@@ -104,6 +105,8 @@ def check_device(config: ExperimentConfig, spec: RobotSpec, devices: Devices) ->
 def dry_run(config: ExperimentConfig, options: RunOptions) -> int:
     """Print the memory that the learner will need, check all that it begins with, and end; no folder is made."""
     spec = prepare(config, options)
+    if config.agent.iterates:
+        tasks_of_groups(config, _tasks_of(config))
     agent = make_agent(config, spec)
     limit = memory_limit(check_replay_memory(config, spec, agent))
     devices = Devices(config).count

@@ -11,8 +11,10 @@ from learner_tools import feed, journal_of, learner_of, let_go
 from point_robot import HORIZON, experiment
 
 from serl_chunk.agents.groups.rows import Episodes, uncredited
+from serl_chunk.cli.learner import dry_run
 from serl_chunk.config.presets import configured
 from serl_chunk.evaluation.by_learner import OwnEvaluation
+from serl_chunk.learner.building import RunOptions
 from serl_chunk.learner.groups.collector import Collected
 from serl_chunk.learner.groups.starts import Memory, StartRecord
 from serl_chunk.learner.learner import Learner
@@ -50,6 +52,8 @@ def test_tasks_that_are_none_of_the_robots_are_refused(tmp_path):
     group = dataclasses.replace(CONFIG.group, tasks=("push", "juggle"))
     with pytest.raises(ConfigError, match=naming("group.tasks", "juggle", CONFIG.robot.task)):
         learner_of(dataclasses.replace(CONFIG, group=group), None, tmp_path / "run")
+    with pytest.raises(ConfigError, match=naming("group.tasks", "juggle")):
+        dry_run(dataclasses.replace(CONFIG, group=group), RunOptions())
 
 
 def test_an_iteration_that_memory_cannot_hold_is_refused_before_it_begins(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import jax
@@ -63,7 +63,7 @@ class IterationTrainer(PretrainingTrainer):
         super().__init__(learner, data, threaded=threaded, step=step)
         config = learner.config
         _check_memory(config, learner.preprocess)
-        self._group, tasks = config.group, _tasks(config, data)
+        self._group, tasks = config.group, tasks_of_groups(config, data.tasks)
         begins = [demo.begin for demo in data.demos]
         self._starts = make_starts(config.group, tasks, config.seed, demos=begins, saved=data.tasks)
         scheduler = GroupScheduler(
@@ -305,9 +305,9 @@ def _in_words(figures: Mapping[str, float]) -> str:
     return ", ".join(filter(None, parts))
 
 
-def _tasks(config: ExperimentConfig, data: InitialData) -> Sequence[str]:
-    """The tasks that groups come from, in turn. Raises ConfigError for one that is none of the robot's."""
-    known = list(data.tasks) or [config.robot.task]
+def tasks_of_groups(config: ExperimentConfig, tasks: Iterable[str]) -> Sequence[str]:
+    """Return those of the robot's `tasks` that groups come from, in turn. Raises ConfigError for one it lacks."""
+    known = list(tasks) or [config.robot.task]
     wrong = [task for task in config.group.tasks if task not in known]
     require(not wrong, "group.tasks", f"must be of this robot's tasks {known}, got {wrong}. Leave it out for all")
     return config.group.tasks or known
