@@ -266,8 +266,8 @@ class EpisodeRunner:
         if (number := seed_of(init_state)) is not None:
             seed, init_state = number, ""
         options = {"init_state": init_state} if init_state else {}
-        if not self._env.tasks and task == self._config.robot.task:
-            task = ""  # the only one
+        if not self._env.tasks:  # its one task has the actor's own text, which need not be the learner's
+            task = ""
         if task:
             self._env.check_task(task)
             options["task"] = task

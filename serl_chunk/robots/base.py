@@ -87,9 +87,9 @@ class RobotEnv(gymnasium.Env[Observation, np.ndarray]):
             )
 
     def check_task(self, text: str) -> None:
-        """Raise ConfigError unless `reset` can begin the task `text`."""
-        if text not in self.tasks:
-            valid = ", ".join(map(repr, dict.fromkeys(self.tasks))) or "none: it has one task"
+        """Raise ConfigError unless `reset` can begin the task `text`, of a robot that has several."""
+        if self.tasks and text not in self.tasks:
+            valid = ", ".join(map(repr, dict.fromkeys(self.tasks)))
             raise ConfigError(
                 f"robot {self.robot_spec.name} has no task {text!r} (expected {valid}). Choose others (group.tasks), "
                 "or give actor and learner the same robot"

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from actor_helpers import LineOfTasks, NoisyAgent, identity, make_config
+from actor_helpers import LineEnv, LineOfTasks, NoisyAgent, identity, make_config
 from fake_link import FakeLink
 from hypothesis import given
 from hypothesis import strategies as st
@@ -98,7 +98,7 @@ def test_a_wait_for_a_ticket_names_a_learner_that_is_away(monkeypatch, caplog):
     stop = Mock(is_set=lambda: "waiting" in caplog.text, wait=lambda _: None)
     monkeypatch.setattr(service, "LOG_SECONDS", 0)
     caplog.set_level("INFO", "serl_chunk.actor")
-    with ActorService(config, env=LineOfTasks(length=9), link=link, agent=NoisyAgent(8), stop=stop) as actor:
+    with ActorService(config, env=LineEnv(length=9), link=link, agent=NoisyAgent(8), stop=stop) as actor:
         assert actor.run(identity(8)).episodes == 1
     assert re.search(r"waiting for a ticket: .*last episode.*; learner away for 9 s", caplog.text)
 
