@@ -164,7 +164,7 @@ class GymAdapter(RobotEnv):
         return {IMAGE_PREFIX + self.robot_spec.camera(c).name: frames[IMAGE_PREFIX + c] for c in cameras}
 
     def _begun_task(self, wanted: str) -> str:
-        found = self.env.get_wrapper_attr("task") if self.env.has_wrapper_attr("task") else None
+        found: Any = self.env.get_wrapper_attr("task") if self.env.has_wrapper_attr("task") else None
         if found not in self.tasks or wanted not in ("", found):
             valid = repr(wanted) if wanted else ", ".join(map(repr, self.tasks))
             raise ConfigError(
