@@ -178,12 +178,29 @@ TABLES = {
         {"file": "group_heads"},
     ),
     "group-trials": Table(
-        [(show.plain_percent, _at(n)) for n in (0, 10)],
+        [(show.plain_percent, _at(n)) for n in (0, 5, 10)],
         [
             {"run": f"{rule} {way}"}
             for rule, ways in (
+                (
+                    "end",
+                    (
+                        "base",
+                        "lr4e-4",
+                        "epochs4",
+                        "sigma0.1",
+                        "noise0.5",
+                        "minibatch1024",
+                        "lr5e-5 epochs8 minibatch1024",
+                        "lr1e-4 epochs4 minibatch1024",
+                    ),
+                ),
+                ("sde", ("base", "lr2e-4", "clip0.1", "clip0.2 minibatch4096", "sigma0.3", "epochs4")),
+                ("ript", ("base", "lr2e-4", "epochs4", "minibatch2048 lr2e-4", "sigma0.1", "clip0.2")),
+                ("ipo", ("base", "alpha0.5", "lr3e-5", "lr3e-4", "epochs4", "noise0.5")),
                 ("fba", ("lr3e-4", "epochs4", "noise1", "end", "lr3e-5", "base")),
                 ("fbi", ("lr1e-5", "noise1", "lr3e-5", "end", "epochs4", "base")),
+                ("ript gaussian", ("base", "lr2e-4", "lr1e-4 epochs2", "minibatch1024 epochs2")),
             )
             for way in ways
         ],

@@ -14,6 +14,7 @@ import pytest
 from agent_tools import drawn, made, make_batches, named
 from eight_devices import CASES, UPDATES, config
 from errors import naming
+from processes import SIMULATED
 
 from serl_chunk.agents.compilation import compiled
 from serl_chunk.config.agents.pi0 import PI0_PRESETS
@@ -98,7 +99,7 @@ def folder(tmp_path_factory) -> Path:
 def differences(folder):
     """What `eight_devices.py` prints."""
     environment = {**os.environ, "JAX_NUMPY_DTYPE_PROMOTION": "standard", "JAX_NUMPY_RANK_PROMOTION": "allow"}
-    environment["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+    environment["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {SIMULATED.format(8)}"
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)
     command = [sys.executable, SUPPORT / "eight_devices.py", folder]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -2,7 +2,7 @@
 
 In FOLDER/CASE it leaves a checkpoint of the eight, numbered by the case's updates.
 
-It needs a process of its own, with `XLA_FLAGS=--xla_force_host_platform_device_count=8`. Each case trains an agent from
+It needs a process of its own, with XLA_FLAGS of `processes.SIMULATED`. Each case trains an agent from
 one state on the same batches, by plain gradient descent.
 """
 

@@ -15,6 +15,9 @@ from typing import IO
 
 from ports import free_port
 
+# XLA_FLAGS of so many simulated devices. Collectives come in one order on all of them: threads of few cores could else
+# wait for each other in different ones for ever.
+SIMULATED = "--xla_cpu_enable_concurrency_optimized_scheduler=false --xla_force_host_platform_device_count={}"
 PATIENCE = 120.0  # seconds before a test gives up; a busy machine is slow, a deadlock is for ever
 SMALL = {
     "robot.max_episode_steps": 40, "agent.flow.hidden": 16, "agent.critic.hidden": 16, "agent.critic.ensemble": 2,

@@ -17,6 +17,7 @@ from ports import free_port
 from processes import (
     LISTENING,
     PATIENCE,
+    SIMULATED,
     Cluster,
     Process,
     actor_totals,
@@ -98,7 +99,7 @@ def test_a_run_goes_on_with_more_and_with_fewer_devices(processes, environment, 
         steps += 20
         cut = {} if devices == 1 else {"learner__fsdp_devices": parts, "learner__fsdp_least": 1e-4}
         flags = processes.flags(learner__max_steps=steps, **cut)
-        xla = f"XLA_FLAGS={environment['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
+        xla = f"XLA_FLAGS={environment['XLA_FLAGS']} {SIMULATED.format(devices)}"
         learner = processes.start(
             *flags, "--learner", "--debug", "--demo_path", str(processes.demos), "--checkpoint_path", str(run),
             prefix=("env", xla),
