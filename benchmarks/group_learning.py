@@ -146,7 +146,7 @@ def draw(runs: Sequence[Run], file: Path) -> None:
                 ax.plot(x, [c.rate for c in run.checkpoints], color=colours[run.name], label=run.name if first else "")
             plots.percent_axis(ax, "success, mean policy")
             ax.set_xlabel(label)
-        plots.add_legend(ax, "lower right")
+        plots.add_legend(ax, "upper left")
         file.write_bytes(plots.to_png(figure))
 
 

@@ -177,6 +177,20 @@ TABLES = {
         _run_and_seed,
         {"file": "group_heads"},
     ),
+    "group-cube": Table(
+        [*((show.percent, _at(n)) for n in (0, 6, "last")), (show.field("env_steps", 1e3), _LAST)],
+        [{"run": "transfer cube"}],
+        {"file": "group_transfer_cube"},
+    ),
+    "group-acfql": Table(
+        [
+            *((show.percent, _at(n)) for n in (0, "last")),
+            (show.field("env_steps", 1e3), _LAST),
+            (show.field("wall", 60), _LAST),
+        ],
+        [{"file": "group_acfql", "run": "rl_alone_default"}, {"file": "group_baselines", "run": "end"}],
+        {"seeds": (21,)},
+    ),
     "group-trials": Table(
         [(show.plain_percent, _at(n)) for n in (0, 5, 10)],
         [
