@@ -231,6 +231,7 @@ def test_a_killed_learner_loses_what_came_after_the_last_timed_checkpoint(demos,
     killed = learner_of(config, demos, tmp_path)
     killed.checkpoints.timed = TimedCheckpoints(tmp_path, period=60.0, now=lambda: seconds[0])
     until(killed, Phase.OFFLINE)
+    killed.checkpoints.wait()  # checkpoint 0: none is timed while it is written
     while killed.updates < 31:
         if killed.updates in (10, 20):
             seconds[0] += 60.0
