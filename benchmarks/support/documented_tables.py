@@ -192,7 +192,7 @@ TABLES = {
         {"seeds": (21,)},
     ),
     "group-trials": Table(
-        [(show.plain_percent, _at(n)) for n in (0, 5, 10)],
+        [(show.plain_percent, _at(*n)) for n in ((0,), (5, 6), (10,))],
         [
             {"run": f"{rule} {way}"}
             for rule, ways in (
