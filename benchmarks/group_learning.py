@@ -8,7 +8,8 @@ then is drift. A finished run is not run again, an interrupted one goes on:
     python benchmarks/group_learning.py --preset ript-flow-sde --seeds 11,12,13 --json group_learning.json
     python benchmarks/group_learning.py --preset ript-flow-sde --seeds 11 --shuffled --json group_learning.json
 
-`--against NAME` compares the end of each run, in pairs of starts, with that of an earlier one of this name and seed.
+`--against NAME` compares each run, in pairs of starts, with an earlier one of this name and seed: at as many
+environment steps, as nearly as checkpoints allow, and its end with the best checkpoint of the other.
 """
 
 from __future__ import annotations
@@ -219,10 +220,15 @@ def main() -> None:
         figures |= {key: float(np.mean([row[key] for row in rows if key in row])) for key in means if key in rows[-1]}
         if args.against:
             other = Trained(config, folder(args.against))
-            its_last = other.store.newest() or 0
-            others = successes(other, its_last, args.episodes, starts, envs)
-            label = f"{trained.run.name} against {other.run.name} after {its_last} iterations"
-            figures |= gain(others, last, f"over {args.against}", label)
+            its = {k: successes(other, k, args.episodes, starts, envs) for k in other.steps if k % args.every == 0}
+            at = [{k: float(run.store.restore_policy(k).meta["env_steps"]) for k in found}
+                  for run, found in ((trained, of), (other, its))]  # fmt: skip
+            fewer = min(max(steps.values()) for steps in at)
+            ours, theirs = (min(steps, key=lambda k, steps=steps: abs(steps[k] - fewer)) for steps in at)  # type: ignore[misc]
+            best = max(its, key=lambda k: sum(its[k]))
+            pair = f"{trained.run.name} over {other.run.name}"
+            figures |= gain(its[theirs], of[ours], f"over {args.against}", f"{pair}, {ours} and {theirs} iterations")
+            figures |= gain(its[best], last, f"over best of {args.against}", f"{pair}'s best, {best} iterations")
         for env in envs:
             env.close()
         if args.json:
