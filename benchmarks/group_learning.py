@@ -71,6 +71,17 @@ def taught_by(run: Path, task: str, demos: int, seed: int, out: Path) -> Path:
     return folder
 
 
+def demo_rows(config: ExperimentConfig, demos: int) -> int:
+    """Return the `replay.demo_capacity` that holds so many demonstrations."""
+    return max(config.replay.demo_capacity, demos * (config.robot.max_episode_steps + 1))
+
+
+def recorded(config: ExperimentConfig, task: str, demos: int, seed: int, out: Path) -> Path:
+    """Record so many scripted demonstrations, unless they are there; return their folder."""
+    config = dataclasses.replace(config, seed=seed)
+    return learning.record(config, demos, demos_of(task, demos, seed, out), learning.NOISE[task])
+
+
 def clone_of(task: str, policy: str, demos: int, seed: int, out: Path, joint_noise: float, taught: Path | None) -> Path:
     """Return the run folder of a clone of so many demonstrations, scripted or `taught`, trained once."""
     base = load_experiment(task)
@@ -79,13 +90,12 @@ def clone_of(task: str, policy: str, demos: int, seed: int, out: Path, joint_noi
         base.learner, pretrain_steps=0, offline_steps=CLONE_UPDATES, online_steps=0, checkpoint_period=0
     )
     actor = dataclasses.replace(base.actor, intervention="none")
-    rows = max(base.replay.demo_capacity, demos * (base.robot.max_episode_steps + 1))
-    replay = dataclasses.replace(base.replay, demo_capacity=rows)
+    replay = dataclasses.replace(base.replay, demo_capacity=demo_rows(base, demos))
     config = dataclasses.replace(base, seed=seed, agent=agent, learner=loop, actor=actor, replay=replay)
-    recorded = taught or learning.record(config, demos, demos_of(task, demos, seed, out), learning.NOISE[task])
+    folder = taught or recorded(config, task, demos, seed, out)
     run = out / f"{task}_clone_{policy}_{demos}_{joint_noise:g}_{seed}"
     if (Trained(config, run).store.newest() or 0) < CLONE_UPDATES:
-        train_offline(config, RunOptions([str(recorded)], str(run)))
+        train_offline(config, RunOptions([str(folder)], str(run)))
     return run
 
 
@@ -187,13 +197,20 @@ def main() -> None:
         taught = None
         if args.taught_by:
             taught = taught_by(Path(args.taught_by.format(seed=seed)), args.task, args.demos, seed, args.out)
-        clone = args.clone or clone_of(args.task, args.policy, args.demos, seed, args.out, args.joint_noise, taught)
-        given = [("seed", str(seed)), ("learner.start_from", str(clone)), ("learner.pretrain_steps", "0"),
-                 ("group.eval_every", "0"), ("learner.keep_checkpoints", "1000"), *args.overrides]  # fmt: skip
+        itself = args.policy == "laplace"  # a head of this agent alone: the run imitates before its iterations
+        if itself:
+            taught = taught or recorded(load_experiment(args.task), args.task, args.demos, seed, args.out)
+            first = [("learner.pretrain_steps", str(CLONE_UPDATES)), ("agent.bc_joint_noise", f"{args.joint_noise:g}"),
+                     ("replay.demo_capacity", str(demo_rows(load_experiment(args.task), args.demos)))]  # fmt: skip
+        else:
+            clone = args.clone or clone_of(args.task, args.policy, args.demos, seed, args.out, args.joint_noise, taught)
+            first = [("learner.start_from", str(clone)), ("learner.pretrain_steps", "0")]
+        given = [("seed", str(seed)), *first, ("group.eval_every", "0"), ("learner.keep_checkpoints", "1000"),
+                 *args.overrides]  # fmt: skip
         config = configured(load_experiment(args.task), given, preset=args.preset)
         words = ["--exp_name", args.task, "--preset", args.preset, "--debug", "--launched_with_learner",
                  "--n_envs", str(args.n_envs), *(f"--config.{path}={value}" for path, value in given)]  # fmt: skip
-        if config.agent.clones_successes and not args.clone:  # and the demonstrations
+        if itself or (config.agent.clones_successes and not args.clone):  # and the demonstrations
             words += ["--demo_path", str(taught or demos_of(args.task, args.demos, seed, args.out))]
         trained = train(config, folder(name), words, shuffled=args.shuffled, actors=args.actors)
         envs = [make_env(config.robot) for _ in range(min(args.n_envs, args.episodes) - 1)]

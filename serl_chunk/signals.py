@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import NoReturn
 
 INTERRUPTED = 130  # exit status
 HANGUP = 128 + signal.SIGHUP
@@ -162,9 +163,8 @@ def _watch(reading: int) -> None:
                 _exit(byte[0])
 
 
-def _exit(number: int) -> None:
-    """End at once. The kernel releases locks and ports; child processes and `before_exit` are handled here."""
-    note_signal(number)
+def end_at_once(status: int) -> NoReturn:
+    """End this process from any thread, without unwinding it. The kernel releases locks and ports."""
     for cleanup in reversed(_cleanups):
         with contextlib.suppress(Exception):
             cleanup()
@@ -174,6 +174,11 @@ def _exit(number: int) -> None:
         for child in multiprocessing.active_children():
             child.kill()
     with contextlib.suppress(OSError):
-        show_cursor = b"\r\n\x1b[?25h" if os.isatty(2) else b""  # a status line hides it
-        os.write(2, show_cursor + b"serl-chunk: interrupted\n")
-    os._exit(exit_status(INTERRUPTED))
+        os.write(2, b"\r\n\x1b[?25h" if os.isatty(2) else b"")  # a status line hides the cursor
+        os.write(2, b"serl-chunk: interrupted\n" if _first is not None else b"")
+    os._exit(status)
+
+
+def _exit(number: int) -> None:
+    note_signal(number)
+    end_at_once(exit_status(INTERRUPTED))

@@ -59,7 +59,7 @@ class FlowActor(ActorCritic):
 
     def pretrained(self, state: AgentState) -> AgentState:
         policy = self.net.pretrained(state.policy, self.place)
-        average = jax.tree.map(jnp.copy, policy) if state.policy_average else {}
+        average = self.copied(policy) if state.policy_average else {}
         return super().pretrained(state).replace(policy=policy, policy_average=average)
 
     def seen_by_policy(self, state: AgentState, base: Params, batch: ChunkBatch) -> ChunkBatch:

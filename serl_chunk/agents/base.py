@@ -88,6 +88,7 @@ class Agent(abc.ABC):
             place: takes each array that is read from a file of weights.
         """
         self.shares, self.place = shares, place
+        self.copied = by(lambda tree: jax.tree.map(jnp.copy, tree))  # of trees that updates donate
         self.update = by(self._update, batch=2, axis=1, updates=True)
         self.update_policy = by(self._update_policy, batch=2, axis=1, updates=True)
         self.update_critic = by(self._update_critic, batch=2, axis=1, updates=True)
@@ -372,7 +373,7 @@ class Agent(abc.ABC):
         prefix = "policy/"
         leaves = {path.removeprefix(prefix): leaf for path, leaf in published.items() if path.startswith(prefix)}
         policy = unflatten_params(leaves, state.policy, self.place)
-        average = jax.tree.map(jnp.copy, policy) if state.policy_average else {}
+        average = self.copied(policy) if state.policy_average else {}
         return state.replace(policy=policy, policy_average=average)
 
     # -- acting ----------------------------------------------------------------------------------------------

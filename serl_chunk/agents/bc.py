@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 
 from serl_chunk.agents.base import Agent
 from serl_chunk.agents.losses.imitation import imitated, imitated_numbers
@@ -42,7 +41,7 @@ class Bc(Agent):
 
     def pretrained(self, state: AgentState) -> AgentState:
         policy = self.net.pretrained(state.policy, self.place)
-        average = jax.tree.map(jnp.copy, policy) if self.config.policy_ema else {}
+        average = self.copied(policy) if self.config.policy_ema else {}
         return state.replace(policy=policy, policy_average=average)
 
     def seen_by_policy(self, state: AgentState, base: Params, batch: ChunkBatch) -> ChunkBatch:

@@ -17,18 +17,19 @@ class Compile(Protocol):
     """Compiles a function for the devices that run it."""
 
     def __call__(
-        self, function: Callable[..., Any], *, batch: int, axis: int = 0, updates: bool = False
+        self, function: Callable[..., Any], *, batch: int | None = None, axis: int = 0, updates: bool = False
     ) -> Callable[..., Any]:
         """Return it compiled.
 
         Args:
             batch: number of the argument that has rows, on `axis` of each array; all others are states, bases, keys.
+                None: none has, and the result is a state, or a part of one.
             updates: whether the first argument is a state, which is donated, and the result an `Updated`.
         """
 
 
 def compiled(
-    function: Callable[..., Any], *, batch: int = 2, axis: int = 0, updates: bool = False, **shardings: Any
+    function: Callable[..., Any], *, batch: int | None = None, axis: int = 0, updates: bool = False, **shardings: Any
 ) -> Callable[..., Any]:
     """Return `function` compiled, on one device unless arguments or `shardings`, those of `jax.jit`, have others."""
     if not updates:

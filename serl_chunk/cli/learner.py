@@ -27,6 +27,7 @@ from serl_chunk.learner.devices import Devices
 from serl_chunk.learner.learner import Learner, Publish, check_replay_memory
 from serl_chunk.learner.memory import check_fits, learner_memory, memory_limit
 from serl_chunk.learner.offline_data import check_data
+from serl_chunk.learner.processes import Follower, Leader, Processes
 from serl_chunk.learner.service import LearnerService
 from serl_chunk.learner.trainers.iterations import tasks_of_groups
 from serl_chunk.logs import log_to_file, status_line
@@ -36,7 +37,7 @@ from serl_chunk.robots.registry import make_env
 from serl_chunk.runs.folder import RunFolder, open_run
 from serl_chunk.runs.report.report import build_report
 from serl_chunk.runs.status_line import StatusLine
-from serl_chunk.signals import GRACE, TELLING, before_exit, exit_at_once_while, never, stop_on_signals
+from serl_chunk.signals import GRACE, TELLING, before_exit, end_at_once, exit_at_once_while, never, stop_on_signals
 from serl_chunk.transport.wire.handshake import check_port
 from serl_chunk.types import RobotSpec
 from serl_chunk_robot.wire.sockets import is_loopback
@@ -50,14 +51,14 @@ STOPPED = "the learner was stopped"  # the reason that actors receive
 
 def make_learner(
     config: ExperimentConfig, options: RunOptions, run: RunFolder, spec: RobotSpec, *, publish: Publish, threaded: bool,
-    stopping: Callable[[], bool] = lambda: False, agent: Agent | None = None,
+    stopping: Callable[[], bool] = lambda: False, agent: Agent | None = None, devices: Devices | None = None,
 ) -> Learner:  # fmt: skip
     """Build the learner of a run with its check and its own evaluations, which end once it is `stopping`."""
     check_simulator(config)
     evaluation = partial(OwnEvaluation, config, stopping=stopping, n_envs=options.n_envs)
     return build_learner(
         config, options, run, spec, publish=publish, threaded=threaded, evaluation=evaluation, agent=agent,
-        check=CheckOfLearner(config, spec), tasks=_tasks_of(config),
+        check=CheckOfLearner(config, spec), tasks=_tasks_of(config), devices=devices,
     )  # fmt: skip
 
 
@@ -135,17 +136,58 @@ def locked_run(
         yield run, status, stack
 
 
+@contextlib.contextmanager
+def leading(config: ExperimentConfig, processes: Processes | None) -> Iterator[Leader | None]:
+    """Meet the other processes of this learner, if there are any; before any other use of JAX.
+
+    Raises ConfigError where they do not come, or differ in their settings.
+    """
+    if processes is None:
+        yield None
+        return
+    processes.check(config)
+    processes.join()
+    with contextlib.closing(Leader(processes, config, end_at_once)) as leader:
+        yield leader
+
+
+def follow(config: ExperimentConfig, processes: Processes) -> int:
+    """Be one of a learner's processes other than 0, until that one ends the run."""
+    processes.check(config)
+    processes.join()
+    follower = Follower(processes, config, end_at_once)
+    stop_on_signals(follower.stop, "asking process 0 to end the run")
+    exit_at_once_while(never)
+    agent = make_agent(config, spec_of(config))
+    devices = Devices(config, together=follower)
+    devices.adopt(agent)
+    if (embed := agent.embedder({})) is not None:
+        embed.compile(devices.compiled)
+    logger.info(f"{processes.name} follows process 0")
+    follower.follow()
+    logger.info(f"{processes.name}: the run ended")
+    return 0
+
+
 def run_learner(
-    config: ExperimentConfig, options: RunOptions, *, bind: str, port: int, insecure: bool, keys: str | None = None
-) -> int:
-    """Train until `max_steps` or a signal, then write the last checkpoint and the report. `keys`: the key folder."""
+    config: ExperimentConfig, options: RunOptions, *, bind: str, port: int, insecure: bool, keys: str | None = None,
+    processes: Processes | None = None,
+) -> int:  # fmt: skip
+    """Train until `max_steps` or a signal, then write the last checkpoint and the report.
+
+    Args:
+        keys: the key folder.
+        processes: that it is the first one of.
+    """
     check_port(port)
     spec = prepare(config, options)
-    agent = make_agent(config, spec)  # first: where it is refused there is no folder yet
-    devices = Devices(config)
-    devices.adopt(agent)  # its base is read into where it is to lie
-    check_device(config, spec, devices)
-    with locked_run(config, spec, options.checkpoint_path) as (run, status, stack):
+    with contextlib.ExitStack() as outer:
+        leader = outer.enter_context(leading(config, processes))
+        agent = make_agent(config, spec)  # first: where it is refused there is no folder yet
+        devices = Devices(config, together=leader)
+        devices.adopt(agent)  # its base is read into where it is to lie
+        check_device(config, spec, devices)
+        run, status, stack = outer.enter_context(locked_run(config, spec, options.checkpoint_path))
         server_keys = learner_keys(bind, keys, insecure=insecure)
         digests = {"base": agent.base_digest, "tokens": tokens_digest(config)}
         shared = contract(config, spec, agent.network_shape(), **digests)
@@ -155,13 +197,16 @@ def run_learner(
             logger.warning(f"--insecure: any machine that reaches {bind}:{port} can feed and read this run")
         stop, started = Event(), Event()
         stop_on_signals(stop, STOPPING, started.is_set)
+        if leader is not None:
+            leader.begin(run.path, stop)
         service.server.start()
         if server_keys is not None:
             invite_first(server_keys, bind, port)
         publish = service.server.publish
         learner = make_learner(
-            config, options, run, spec, publish=publish, threaded=True, stopping=stop.is_set, agent=agent
-        )
+            config, options, run, spec, publish=publish, threaded=True, stopping=stop.is_set, agent=agent,
+            devices=devices,
+        )  # fmt: skip
         stack.callback(learner.metrics.close)
         stack.callback(learner.close)
         service.attach(learner)
@@ -184,28 +229,41 @@ def run_learner(
     return finish_run(learner)
 
 
-def run_offline(config: ExperimentConfig, options: RunOptions, *, threaded: bool) -> int:
+def run_offline(
+    config: ExperimentConfig, options: RunOptions, *, threaded: bool, processes: Processes | None = None
+) -> int:
     """Train until `offline_steps` or a signal, then write the last checkpoint and the report."""
     stop, started = Event(), Event()
     stop_on_signals(stop, STOPPING, started.is_set)
-    return finish_run(train_offline(config, options, stop=stop, started=started, threaded=threaded))
+    return finish_run(
+        train_offline(config, options, stop=stop, started=started, threaded=threaded, processes=processes)
+    )
 
 
 def train_offline(
     config: ExperimentConfig, options: RunOptions, *, stop: Event | None = None, started: Event | None = None,
-    threaded: bool = False,
+    threaded: bool = False, processes: Processes | None = None,
 ) -> Learner:  # fmt: skip
     """Train until `offline_steps` or `stop`, and return the closed learner; raises as `make_learner`.
 
-    `started` is set as soon as `stop` is polled. A seed reproduces a run unless batches are `threaded`.
+    `started` is set as soon as `stop` is polled. A seed reproduces a run unless batches are `threaded`. `processes`:
+    that it is the first one of.
     """
     stop, started = stop or Event(), started or Event()
     spec = prepare(config, options)
-    check_device(config, spec, Devices(config))
-    with locked_run(config, spec, options.checkpoint_path) as (run, status, stack):
+    with contextlib.ExitStack() as outer:
+        leader = outer.enter_context(leading(config, processes))
+        agent = make_agent(config, spec)
+        devices = Devices(config, together=leader)
+        devices.adopt(agent)
+        check_device(config, spec, devices)
+        run, status, stack = outer.enter_context(locked_run(config, spec, options.checkpoint_path))
+        if leader is not None:
+            leader.begin(run.path, stop)
         learner = make_learner(
-            config, options, run, spec, publish=lambda *_: None, threaded=threaded, stopping=stop.is_set
-        )
+            config, options, run, spec, publish=lambda *_: None, threaded=threaded, stopping=stop.is_set, agent=agent,
+            devices=devices,
+        )  # fmt: skip
         stack.callback(learner.metrics.close)
         stack.callback(learner.close)
         logger.info(f"offline only, without a network; run folder {run.path}")

@@ -123,6 +123,9 @@ def training_parser() -> Parser:
     add("dry_run", "show the memory that it needs, check data, statistics, tokenizer and weights, and end", modes="l")
     add("profile", "trace N updates after the first call with JAX's profiler, into the run's profile/", "N", "lbo",
         type=int, default=0)  # fmt: skip
+    add("coordinator", "address of process 0, where the processes of one learner meet: one for each machine with GPUs",
+        "HOST:PORT", "l")  # fmt: skip
+    add("process", "this is number I (0 is the first) of the N processes of one learner", "I/N", "l")
     add("bind", "address to listen on (default: this machine only); 0.0.0.0 for all, with keys, made if absent",
         "ADDRESS", "lb", default=LOOPBACK)  # fmt: skip
 
@@ -237,10 +240,18 @@ def _run_learning(config: ExperimentConfig, flags: argparse.Namespace) -> int:
         from serl_chunk.cli.learner import dry_run
 
         return dry_run(config, options)
+    processes = None
+    if flags.coordinator or flags.process:
+        from serl_chunk.cli.learner import follow
+        from serl_chunk.learner.processes import Processes
+
+        processes = Processes.parse(flags.coordinator, flags.process)
+        if processes.index:
+            return follow(config, processes)
     if config.learner.online_steps == 0:
         from serl_chunk.cli.learner import run_offline
 
-        return run_offline(config, options, threaded=not flags.local)
+        return run_offline(config, options, threaded=not flags.local, processes=processes)
     if flags.local:
         from serl_chunk.cli.local import run_local
 
@@ -249,7 +260,9 @@ def _run_learning(config: ExperimentConfig, flags: argparse.Namespace) -> int:
     from serl_chunk.transport.wire.handshake import DEFAULT_PORT
 
     port = DEFAULT_PORT if flags.port is None else flags.port
-    return run_learner(config, options, bind=flags.bind, port=port, insecure=flags.insecure, keys=flags.keys)
+    return run_learner(
+        config, options, bind=flags.bind, port=port, insecure=flags.insecure, keys=flags.keys, processes=processes
+    )
 
 
 def demo_options(flags: argparse.Namespace) -> DemoOptions:
@@ -318,6 +331,8 @@ def check_flags(parser: argparse.ArgumentParser, flags: argparse.Namespace, conf
         ("n_envs" in given and mode == "l" and not (config.eval_interval or flags.launched_with_learner),
          "n_envs", "a learner alone has no simulators but those of its own evaluations. Add --eval_interval N."),
         (flags.n_envs is not None and flags.n_envs < 1, "n_envs", f"must be at least 1, got {flags.n_envs}"),
+        (flags.dry_run and bool({"coordinator", "process"} & given), "dry_run",
+         "it counts the devices of one process. Remove --coordinator and --process."),
         (flags.profile < 0, "profile", f"must be a number of updates, or 0 for none, got {flags.profile}"),
         (flags.profile > 0 and config.agent.iterates, "profile",
          f"it counts updates, and agent {config.agent.kind} trains in iterations. Remove it."),

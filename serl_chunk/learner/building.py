@@ -17,6 +17,7 @@ from serl_chunk.data.demos import DemoSet
 from serl_chunk.data.preprocess import Preprocess, fit_preprocess
 from serl_chunk.data.prompts import tokens_digest
 from serl_chunk.io import os_reason
+from serl_chunk.learner.devices import Devices
 from serl_chunk.learner.learner import Learner, Publish, check_replay_memory, restored_preprocess
 from serl_chunk.learner.offline_data import (
     DemoOptions,
@@ -63,6 +64,7 @@ def build_learner(
     check: Check | None = None,
     agent: Agent | None = None,
     tasks: Mapping[str, Sequence[str]] | None = None,
+    devices: Devices | None = None,
 ) -> Learner:
     """Build the learner of a run with data, metrics and checkpoint; the caller closes it. Raises SerlChunkError.
 
@@ -71,6 +73,7 @@ def build_learner(
         check: see `Learner`.
         tasks: see `InitialData`.
         agent: that of `config`, where it is made already: its base is read from a file once.
+        devices: see `Learner`.
     """
     agent = agent or make_agent(config, spec)
     begins = read_beginning(config, options, spec, agent, run.path, tasks)
@@ -84,7 +87,7 @@ def build_learner(
             failed.callback(evaluate.close)
         learner = Learner(
             config, spec, agent, begins.preprocess, begins.data, metrics, publish=publish, threaded=threaded,
-            evaluate=evaluate, check=check, start=begins.start, profile=options.profile,
+            evaluate=evaluate, check=check, start=begins.start, profile=options.profile, devices=devices,
         )  # fmt: skip
         run.write_config()  # not before: until then the files of the previous process stay
         try:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -19,6 +20,10 @@ from serl_chunk.agents.base import Agent
 from serl_chunk.agents.compilation import compiled
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import require
+from serl_chunk.runs.checkpoints import device_checksums, numbers_of
+
+if TYPE_CHECKING:
+    from serl_chunk.learner.processes import Together
 
 logger = logging.getLogger(__name__)
 
@@ -76,9 +81,12 @@ class Devices:
     Args:
         config: of the run. ConfigError where its batches or settings do not fit the devices.
         devices: all that JAX sees, as a rule.
+        together: the processes that they are of, where there are several.
     """
 
-    def __init__(self, config: ExperimentConfig, devices: Sequence[Any] | None = None) -> None:
+    def __init__(
+        self, config: ExperimentConfig, devices: Sequence[Any] | None = None, together: Together | None = None
+    ) -> None:
         found = np.array(jax.devices() if devices is None else devices)
         self.count = found.size
         self.shards = Shards.of(config, self.count)
@@ -86,6 +94,13 @@ class Devices:
         types = (AxisType.Auto, AxisType.Auto)
         self.mesh = Mesh(found.reshape(-1, self.shards.parts), AXES, axis_types=types)
         self._whole = NamedSharding(self.mesh, PartitionSpec())
+        self._adopted: Agent | None = None
+        self.together = together
+        if together is not None:
+            together.devices = self
+            self.copied = self.compiled(lambda flat: {name: jnp.copy(numbers_of(x)) for name, x in flat.items()})
+            self._sums = together.program(jax.jit(device_checksums, out_shardings=self._whole), "checksums")
+            self._gather = together.program(jax.jit(lambda x: x, out_shardings=self._whole), "gather")
 
     @property
     def several(self) -> bool:
@@ -117,7 +132,20 @@ class Devices:
 
     def leaf(self, array: Any) -> jax.Array:
         """Place one array of a state or a base."""
+        if self.together is not None:
+            return self.together.leaf(array)
         return jax.device_put(array, self._sharding(array))
+
+    def placed(self, value: np.ndarray, *, key: bool = False) -> jax.Array:
+        """Make one array of a state or a base of what each process has of it; `key`: a random key of that data."""
+        if key:
+            return jax.random.wrap_key_data(self._spread(value, self._whole))
+        return self._spread(value, self._sharding(value))
+
+    @staticmethod
+    def _spread(value: np.ndarray, sharding: NamedSharding) -> jax.Array:
+        value = value.astype(jax.dtypes.canonicalize_dtype(value.dtype), copy=False)
+        return jax.make_array_from_callback(value.shape, sharding, lambda part: value[part])
 
     def place(self, tree: Any) -> Any:
         """Place a state or a base, array by array; those of the host stay there, and what lies right is not copied."""
@@ -126,45 +154,78 @@ class Devices:
         return jax.tree.map(lambda leaf: leaf if isinstance(leaf, np.ndarray) else self.leaf(leaf), tree)
 
     def put(self, batches: Any, axis: int = 1) -> Any:
-        """Place batches whose rows are on `axis`, divided among the devices where they can be."""
+        """Place batches whose rows are on `axis`, divided among the devices where they can be.
+
+        Of several processes they stay on the host: an instruction takes them along.
+        """
         if not self.several:
             return jax.device_put(batches)
+        return batches if self.together is not None else self._divided(batches, axis)
+
+    def _divided(self, batches: Any, axis: int) -> Any:
         divided = NamedSharding(self.mesh, PartitionSpec(*[None] * axis, AXES))
 
         def placed(x: Any) -> jax.Array:
-            return jax.device_put(x, self._whole if x.shape[axis] % self.count else divided)
+            sharding = self._whole if x.shape[axis] % self.count else divided
+            if self.together is None:
+                return jax.device_put(x, sharding)
+            return x if isinstance(x, jax.Array) else self._spread(x, sharding)
 
         return jax.tree.map(placed, batches)
+
+    def gathered(self, tree: Any) -> Any:
+        """Return arrays that this process can read: copies on the host, one at a time, where several have them."""
+        if self.together is None:
+            return tree
+
+        def host(leaf: Any) -> np.ndarray:
+            readable = not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated
+            return np.array(leaf if readable else self._gather(leaf))
+
+        return jax.tree.map(host, tree)
+
+    def checksums(self, flat: dict[str, Any]) -> dict[str, int]:
+        """Return the checksum of each array, as files of checkpoints have it."""
+        return {name: int(total) for name, total in jax.device_get(self._sums(flat)).items()}
 
     # -- programs --------------------------------------------------------------------------------------------
 
     def adopt(self, agent: Agent) -> None:
-        """Compile an agent's functions for these devices."""
-        if self.several:
-            agent.compile(self.compiled, shares=self.count, place=self.leaf)
+        """Compile an agent's functions for these devices, once."""
+        if not self.several or self._adopted is agent:
+            return
+        agent.compile(self.compiled, shares=self.count, place=self.leaf)
+        self._adopted, self._new_state = agent, self.compiled(agent.init)
 
     def new_state(self, agent: Agent, key: jax.Array) -> Any:
         """Return the agent's fresh state, made where it is to lie."""
-        if not self.several:
-            return agent.new_state(key)
-        return jax.jit(agent.init, out_shardings=self.shardings(jax.eval_shape(agent.init, key)))(key)
+        return self._new_state(key) if self._adopted is agent else agent.new_state(key)
 
     def compiled(
-        self, function: Callable[..., Any], *, batch: int, axis: int = 0, updates: bool = False
+        self, function: Callable[..., Any], *, batch: int | None = None, axis: int = 0, updates: bool = False
     ) -> Callable[..., Any]:
         """Return `function` compiled for these devices; see `agents.compilation.Compile`."""
         programs: dict[Any, Callable[..., Any]] = {}
 
         def call(*args: Any) -> Any:
-            placed = [self.put(arg, axis) if i == batch else arg for i, arg in enumerate(args)]
-            of_batch = jax.tree.map(lambda x: x.sharding, placed[batch])
+            placed = [self._divided(arg, axis) if i == batch else self._placed(arg) for i, arg in enumerate(args)]
+            of_batch = None if batch is None else jax.tree.map(lambda x: x.sharding, placed[batch])
             key = jax.tree.structure(placed), tuple(jax.tree.leaves(of_batch))
             if key not in programs:
                 inputs = [of_batch if i == batch else self.shardings(arg) for i, arg in enumerate(placed)]
                 shardings: dict[str, Any] = {"in_shardings": tuple(inputs)}
                 if updates:
                     shardings["out_shardings"] = inputs[0], self._whole
+                elif batch is None:  # of states alone
+                    shardings["out_shardings"] = self.shardings(jax.eval_shape(function, *placed))
+                elif self.together is not None:
+                    shardings["out_shardings"] = self._whole  # process 0 reads it
                 programs[key] = compiled(function, batch=batch, updates=updates, **shardings)
             return programs[key](*placed)
 
-        return call
+        return call if self.together is None else self.together.program(call, function.__qualname__)
+
+    def _placed(self, tree: Any) -> Any:
+        if self.together is None:
+            return tree
+        return jax.tree.map(lambda leaf: self.placed(leaf) if isinstance(leaf, np.ndarray) else leaf, tree)

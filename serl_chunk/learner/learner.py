@@ -34,7 +34,7 @@ from serl_chunk.learner.trainers.base import Trainer
 from serl_chunk.learner.training_stats import TrainingStats, ValueRange
 from serl_chunk.replay.memory import available_bytes, check_memory
 from serl_chunk.replay.replay import Replay
-from serl_chunk.runs.checkpoints import LearnerCheckpoints, PolicyCheckpoint, Restored
+from serl_chunk.runs.checkpoints import LearnerCheckpoints, PolicyCheckpoint, Restored, Saves
 from serl_chunk.runs.metrics import DEMONSTRATION_RECEIVED, Counters, MetricsLog, read_metrics
 from serl_chunk.runs.status_line import StatusFields
 from serl_chunk.types import ConfigError, DataError, PolicyOrigin, Record, RobotSpec, Snapshot
@@ -54,10 +54,10 @@ class SnapshotPublisher:
 
     The version is written to `<run>/snapshot_version` before it is used: versions never go back, not even after a
     resume from an older checkpoint. One that cannot be written is not published: that is logged, and the next call
-    tries again.
+    tries again. `copy` copies what an update donates; by default on the device.
     """
 
-    def __init__(self, agent: Agent, publish: Publish, run_dir: Path, *, threaded: bool) -> None:
+    def __init__(self, agent: Agent, publish: Publish, run_dir: Path, *, threaded: bool, copy: Any = None) -> None:
         self._agent, self._publish = agent, publish
         self._file = Path(run_dir) / "snapshot_version"
         self.version = _read_version(self._file)
@@ -67,7 +67,7 @@ class SnapshotPublisher:
         if self._keep_version(self.version):
             with contextlib.suppress(OSError):  # each version is synced before it is published
                 fsync_path(self._file.parent)
-        self._copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
+        self._copy = copy or jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
         self.seconds = 0.0  # that it took so far to copy, flatten and publish
         self.error: BaseException | None = None  # what stopped the thread
         self._waiting: deque[tuple[Snapshot, dict[str, Any]]] = deque(maxlen=1)  # not flattened, and its info
@@ -176,6 +176,7 @@ class Learner:
         check: called once with the policy that demonstrations trained, before an actor gets it.
         start: the policy that a fresh run begins with, of whose normaliser `preprocess` is.
         profile: updates that are traced.
+        devices: that train; None: all of this process.
 
     Raises ConfigError where its batches or settings do not fit the devices.
     """
@@ -184,12 +185,16 @@ class Learner:
         self, config: ExperimentConfig, spec: RobotSpec, agent: Agent, preprocess: Preprocess, data: InitialData,
         metrics: MetricsLog, *, publish: Publish, threaded: bool, evaluate: Evaluate | None = None,
         check: Check | None = None, start: PolicyCheckpoint | None = None, profile: int = 0,
+        devices: Devices | None = None,
     ) -> None:  # fmt: skip
         self.config, self.agent = config, agent
-        self.devices = Devices(config)
+        self.devices = devices or Devices(config)
         self.devices.adopt(agent)
         c, a = config.learner, config.agent
-        self.checkpoints = LearnerCheckpoints(metrics.run_dir, keep=c.keep_checkpoints, most_bytes=c.checkpoint_bytes)
+        saves = Saves() if self.devices.together is None else self.devices.together.saves()
+        self.checkpoints = LearnerCheckpoints(
+            metrics.run_dir, keep=c.keep_checkpoints, most_bytes=c.checkpoint_bytes, saves=saves
+        )
         key, self.base = jax.random.key(config.seed), agent.source_base
         learned = lambda: [Learned(s, {} if agent.source else agent.new_base(key)) for s in agent.states(key)]  # noqa: E731
         restored = self.checkpoints.restore_state(*jax.eval_shape(learned))
@@ -229,7 +234,8 @@ class Learner:
         # One thread starts the programs of several devices, in one order on all: batches compute features.
         loads = threaded and (embed is None or not self.devices.several)
         self.trainer: Trainer = trainer_of(a)(self, data, threaded=loads, step=step)
-        self._publisher = SnapshotPublisher(agent, publish, metrics.run_dir, threaded=threaded)
+        copy = None if self.devices.together is None else self.devices.gathered
+        self._publisher = SnapshotPublisher(agent, publish, metrics.run_dir, threaded=threaded, copy=copy)
         self._evaluations = Evaluations(evaluate, config.eval_interval if evaluate else 0, check, self._none_evaluated)
         self.idle = False  # whether the last look found no work: steps are waited for
         self.tick: Callable[[], None] = lambda: None  # for what takes long within one piece of work
@@ -353,7 +359,7 @@ class Learner:
         return self._publisher.publish(params, info, normaliser=self.preprocess.digest())
 
     def _policy(self) -> dict[str, Any]:
-        return self.agent.flatten_params(self._published())
+        return self.agent.flatten_params(self.devices.gathered(self._published()))
 
     def _published(self) -> Params:
         return self.agent.published(self.state, self.base, pretrained=self.trainer.pretrained)
@@ -400,7 +406,7 @@ class Learner:
                 "with. Give the run's as normaliser.norm_stats"
             )
             return
-        trees = self._published().get("policy", {}), self.base
+        trees = self.devices.gathered((self._published().get("policy", {}), self.base))
         trained, base = (jax.tree.map(lambda x: x.astype(jnp.bfloat16), tree.get("pi0", {})) for tree in trees)
         partial = folder.with_name(f"{folder.name}.partial")
         with self.stats.aside():

@@ -62,14 +62,15 @@ def _leaves(tree: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def _numbers(leaf: Any) -> Any:
+def numbers_of(leaf: Any) -> Any:
+    """Return an array of numbers, a random key's as its data."""
     is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return jax.random.key_data(leaf) if is_key else leaf
 
 
 def host_leaves(tree: Any) -> Flat:
     """`path -> array`, copied to the host (a view would alias memory that the next update donates)."""
-    return {path: np.array(_numbers(leaf)) for path, leaf in _leaves(tree).items()}
+    return {path: np.array(numbers_of(leaf)) for path, leaf in _leaves(tree).items()}
 
 
 _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint32}  # of an item's bytes
@@ -90,9 +91,8 @@ def _checksum(x: np.ndarray) -> int:
     return total % 2**32
 
 
-@jax.jit
-def _device_checksums(flat: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """`_checksum` of each array, where it lies."""
+def device_checksums(flat: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """The checksum of each array, uint32[], where it lies."""
 
     def checksum(x: jax.Array) -> jax.Array:
         x = x.astype(jnp.uint8) if x.dtype == jnp.bool_ else x
@@ -106,10 +106,17 @@ def _device_checksums(flat: dict[str, jax.Array]) -> dict[str, jax.Array]:
     return jax.tree.map(checksum, flat)
 
 
-def _checksums(flat: Mapping[str, Any]) -> dict[str, int]:
-    if any(isinstance(x, jax.Array) for x in flat.values()):
-        return {k: int(v) for k, v in jax.device_get(_device_checksums(dict(flat))).items()}
-    return {k: _checksum(v) for k, v in flat.items()}
+_compiled_checksums = jax.jit(device_checksums)
+
+
+def _checksums_of_devices(flat: dict[str, Any]) -> dict[str, int]:
+    return {k: int(v) for k, v in jax.device_get(_compiled_checksums(flat)).items()}
+
+
+def _copies(flat: dict[str, Any]) -> dict[str, Any]:
+    # A GPU's array is copied to the host at the begin of orbax's save; a CPU's is that memory itself.
+    copy = jnp.copy if jax.default_backend() == "cpu" else lambda x: x
+    return {name: copy(numbers_of(leaf)) for name, leaf in flat.items()}
 
 
 def _unseal(record: Any) -> dict[str, Any]:
@@ -134,7 +141,7 @@ class Content(NamedTuple):
     on_devices: bool  # whether the state's arrays lie on several; else all are copies on the host
 
     @classmethod
-    def of(cls, step: int, state: Any, policy: Any, normaliser: Flat, meta: Mapping[str, Any]) -> Content:
+    def of(cls, step: int, state: Any, policy: Any, normaliser: Flat, meta: Mapping[str, Any], saves: Saves) -> Content:
         """Copy what updates donate. Of the policy's arrays those of the state are named, and no array is twice."""
         leaves = _leaves(state)
         places = {id(leaf): path for path, leaf in leaves.items()}
@@ -142,9 +149,7 @@ class Content(NamedTuple):
         named = {name: places[id(leaf)] for name, leaf in acting.items() if id(leaf) in places}
         others = {name: np.array(leaf) for name, leaf in acting.items() if name not in named}
         several = any(isinstance(x, jax.Array) and len(x.sharding.device_set) > 1 for x in leaves.values())
-        # A GPU's array is copied to the host at the begin of orbax's save; a CPU's is that memory itself.
-        copy = jnp.copy if jax.default_backend() == "cpu" else lambda x: x
-        held = {path: copy(_numbers(leaf)) for path, leaf in leaves.items()} if several else host_leaves(state)
+        held = saves.copied(leaves) if several else host_leaves(state)
         items = {"state": held, "normaliser": normaliser} | ({"policy": others} if others else {})
         info = {**meta, "step": step, "serl_chunk": version_info()._asdict(), "policy": named}
         return cls(items, info, several)
@@ -156,10 +161,9 @@ _SAVES_ALONE = threading.Lock()
 _SLOWEST = 24 * 3600  # seconds; orbax gives a write up after 20 minutes, which 50 GB to a shared disk may take
 
 
-def _begin_save(path: Path, content: Content) -> Callable[[], None]:
+def begin_write(path: Path, items: Mapping[str, Flat], info: Mapping[str, Any]) -> Callable[[], None]:
     """Begin to write `path`; the result waits for its end. What lies on devices is copied before this returns."""
-    info = {**content.meta, "checksums": {name: _checksums(flat) for name, flat in content.items.items()}}
-    arrays = {name: ocp.args.StandardSave(flat) for name, flat in content.items.items()}
+    arrays = {name: ocp.args.StandardSave(flat) for name, flat in items.items()}
     meta = ocp.args.JsonSave({"content": info, "crc32": _text_checksum(info)})
     with contextlib.ExitStack() as stack:
         stack.enter_context(_SAVES_ALONE)
@@ -175,9 +179,34 @@ def _begin_save(path: Path, content: Content) -> Callable[[], None]:
     return finish
 
 
+class Saves(NamedTuple):
+    """How arrays that lie on several devices are written; with several processes, those of all."""
+
+    copied: Callable[[dict[str, Any]], dict[str, Any]] = _copies  # what updates donate, random keys as numbers
+    checksums: Callable[[dict[str, Any]], dict[str, int]] = _checksums_of_devices
+    begin: Callable[[Path, Mapping[str, Flat], Mapping[str, Any]], Callable[[], None]] = begin_write
+
+    def begin_save(self, path: Path, content: Content) -> Callable[[], None]:
+        """As `begin_write`, with the checksums of all arrays."""
+
+        def sums(flat: dict[str, Any]) -> dict[str, int]:
+            on_devices = any(isinstance(x, jax.Array) for x in flat.values())
+            return self.checksums(flat) if on_devices else {k: _checksum(v) for k, v in flat.items()}
+
+        checksums = {name: sums(flat) for name, flat in content.items.items()}
+        return self.begin(path, content.items, {**content.meta, "checksums": checksums})
+
+
 def _finished(folder: Path) -> list[str]:
     # Orbax renames a checkpoint to its number at its end.
     return [p.name for p in folder.iterdir() if p.name.isdigit()] if folder.is_dir() else []
+
+
+def _reader(handler: Callable[..., Any]) -> ocp.Checkpointer:
+    """Return what reads in this process alone, without waiting for others of its learner."""
+    own = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(primary_host=own, active_processes={own})
+    return ocp.Checkpointer(handler(multiprocessing_options=alone), multiprocessing_options=alone)
 
 
 def read_item(path: Path, item: str, only: Collection[str] | None = None) -> tuple[Flat, dict[str, Any]]:
@@ -189,7 +218,7 @@ def read_item(path: Path, item: str, only: Collection[str] | None = None) -> tup
     jax.devices()  # raises where JAX cannot use its platform, which is no damage
     try:
         # A reader of its own: the manager caches what it saw, and may belong to a run still being written.
-        record = ocp.Checkpointer(ocp.JsonCheckpointHandler()).restore(path / "meta")
+        record = _reader(ocp.JsonCheckpointHandler).restore(path / "meta")
     except Exception as error:  # damage surfaces as any of a dozen types of orbax, tensorstore and json
         raise CheckpointError(f"{where} is truncated or damaged ({type(error).__name__})") from error
     try:
@@ -203,7 +232,7 @@ def read_item(path: Path, item: str, only: Collection[str] | None = None) -> tup
     how = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in sums}  # from whatever devices they came
     args = ocp.args.PyTreeRestore(item=dict.fromkeys(sums, 0), restore_args=how, partial_restore=True)
     try:
-        restored = ocp.Checkpointer(ocp.PyTreeCheckpointHandler()).restore(path / item, args=args)
+        restored = _reader(ocp.PyTreeCheckpointHandler).restore(path / item, args=args)
         flat = {name: np.asarray(restored[name]) for name in sums}
     except Exception as error:  # as above
         raise CheckpointError(f"{where} is truncated or damaged ({type(error).__name__})") from error
@@ -238,8 +267,8 @@ class Entry(NamedTuple):
 class _Writer:
     """Writes checkpoints into a folder on a thread, one at a time; a failure, which must not end a run, is logged."""
 
-    def __init__(self, folder: Path) -> None:
-        self._dir = folder
+    def __init__(self, folder: Path, saves: Saves) -> None:
+        self._dir, self._saves = folder, saves
         self._thread: threading.Thread | None = None
         self._succeeded = True  # the newest write, once it is over
         self.failed_saves = 0
@@ -265,7 +294,7 @@ class _Writer:
 
         def begin() -> Callable[[], None]:
             self._dir.mkdir(parents=True, exist_ok=True)
-            return (lambda: None) if content is None else _begin_save(path, content)
+            return (lambda: None) if content is None else self._saves.begin_save(path, content)
 
         def run() -> None:
             with self._logged(path, what, again):
@@ -303,10 +332,10 @@ class CheckpointStore(_Writer):
     always the last.
     """
 
-    def __init__(self, run_dir: Path, *, keep: int = 20, most_bytes: int = 0) -> None:
+    def __init__(self, run_dir: Path, *, keep: int = 20, most_bytes: int = 0, saves: Saves = Saves()) -> None:  # noqa: B008 - immutable
         self.run_dir = Path(run_dir).absolute()
         self._keep, self._most_bytes = keep, most_bytes or math.inf
-        super().__init__(self.run_dir / "checkpoints")
+        super().__init__(self.run_dir / "checkpoints", saves)
 
     def steps(self) -> list[int]:
         """Return the steps of the finished periodic checkpoints, ascending."""
@@ -326,7 +355,7 @@ class CheckpointStore(_Writer):
 
         `policy` is a tree of arrays, of which those that are the state's are written once.
         """
-        content = Content.of(step, state, policy, normaliser, meta)
+        content = Content.of(step, state, policy, normaliser, meta, self._saves)
         self.wait()
         path = self._dir / str(step)
 
@@ -444,9 +473,10 @@ class TimedCheckpoints(_Writer):
     """
 
     def __init__(
-        self, run_dir: Path, *, period: float = 60.0, share: float = 0.05, now: Callable[[], float] = time.monotonic
-    ) -> None:
-        super().__init__(Path(run_dir).absolute() / _TIMED)
+        self, run_dir: Path, *, period: float = 60.0, share: float = 0.05, now: Callable[[], float] = time.monotonic,
+        saves: Saves = Saves(),  # noqa: B008 - immutable
+    ) -> None:  # fmt: skip
+        super().__init__(Path(run_dir).absolute() / _TIMED, saves)
         self._period, self._share, self._now = period, share, now
         self._next = now() + period
 
@@ -462,7 +492,7 @@ class TimedCheckpoints(_Writer):
         """As `CheckpointStore.save`; after a failure, which is logged, the one before stays."""
         self.wait()
         began = self._now()
-        content = Content.of(step, state, policy, normaliser, meta)
+        content = Content.of(step, state, policy, normaliser, meta, self._saves)
         path = self._dir / str(max(map(int, _finished(self._dir)), default=0) + 1)
 
         def replace() -> None:
@@ -482,9 +512,9 @@ class TimedCheckpoints(_Writer):
 class LearnerCheckpoints(CheckpointStore):
     """A learner's: the periodic ones, the timed one, and whether anything was learnt since the newest."""
 
-    def __init__(self, run_dir: Path, *, keep: int, most_bytes: int = 0) -> None:
-        super().__init__(run_dir, keep=keep, most_bytes=most_bytes)
-        self.timed, self.unsaved = TimedCheckpoints(run_dir), False
+    def __init__(self, run_dir: Path, *, keep: int, most_bytes: int = 0, saves: Saves = Saves()) -> None:  # noqa: B008
+        super().__init__(run_dir, keep=keep, most_bytes=most_bytes, saves=saves)
+        self.timed, self.unsaved = TimedCheckpoints(run_dir, saves=saves), False
 
     @property
     def timed_due(self) -> bool:

@@ -8,18 +8,23 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
+import numpy as np
 import pytest
 from agent_tools import drawn, made, make_batches, named
 from eight_devices import CASES, UPDATES, config
 from errors import naming
+from ports import free_port
 from processes import SIMULATED
 
 from serl_chunk.agents.compilation import compiled
+from serl_chunk.agents.state import Loss
 from serl_chunk.config.agents.pi0 import PI0_PRESETS
 from serl_chunk.config.presets import configured
 from serl_chunk.learner.devices import Devices, Shards, rows_of_device
+from serl_chunk.learner.processes import Processes, outline, outlined
 from serl_chunk.models.pi0.tree import leaves
 from serl_chunk.runs.checkpoints import CheckpointStore
 from serl_chunk.types import ConfigError
@@ -58,11 +63,26 @@ def test_nearly_all_of_pi0_is_cut_over_eight_devices():
 
 GROUPS = [("learner.accumulate", "1"), ("learner.pretrain_steps", "0"), ("group.minibatch", "12")]
 OF_GROUPS = configured(config(1), GROUPS, preset="ript")
+ON_HOST = [*GROUPS, ("group.reference_on", "host"), ("group.eval_every", "0")]
+
+
+TWO = Processes("a:7000", 0, 2)
 
 
 @pytest.mark.parametrize(
     ("refuse", "names"),
     [
+        (lambda: Processes.parse("a:7000", None), ("process", "missing", "--coordinator HOST:PORT", "I/N")),
+        (lambda: Processes.parse(None, "0/2"), ("coordinator", "missing", "HOST:PORT")),
+        (lambda: Processes.parse("a", "0/2"), ("coordinator", "HOST:PORT", "'a'")),
+        (lambda: Processes.parse("a:7000", "2/2"), ("process", "I/N", "0 to N - 1", "'2/2'")),
+        (lambda: Processes.parse("a:7000", "0/1"), ("process", "N >= 2", "'0/1'")),
+        (
+            lambda: TWO.check(configured(config(1), [("learner.eval_interval", "5")])),
+            ("eval_interval", "Set 0", "--actor"),
+        ),
+        (lambda: TWO.check(configured(OF_GROUPS, [("group.eval_every", "5")])), ("group.eval_every", "Set 0", "actor")),
+        (lambda: TWO.check(configured(config(1), ON_HOST, preset="flow-ipo")), ("reference_on", "Set device")),
         (lambda: rows_of_device(config(1, 20), 8), ("learner.batch_size", "20", "8 devices", "16 or 24")),
         (lambda: rows_of_device(config(1, 24, 4), 8), ("learner.batch_size", "24", "accumulate=4", "32")),
         (lambda: rows_of_device(config(1, 20), 3), ("learner.batch_size", "3 devices", "18 or 24")),  # even ones
@@ -74,6 +94,21 @@ OF_GROUPS = configured(config(1), GROUPS, preset="ript")
 def test_what_devices_cannot_share_is_refused_with_what_they_can(refuse, names):
     with pytest.raises(ConfigError, match=naming(*names)):
         refuse()
+
+
+@pytest.mark.parametrize("name", ["acfql", "decoupled-lengths"])
+def test_a_tree_is_made_anew_in_another_process(name):
+    agent = made(name)
+    trees = drawn(agent), named(agent, make_batches(agent.spec)), (None, [np.zeros(2)], Loss((), {}))
+    leaves, structure = jax.tree.flatten(trees)
+    told = json.loads(json.dumps(outline(jax.tree.unflatten(structure, range(len(leaves))))))
+    assert jax.tree.structure(outlined(told)) == structure
+
+
+@pytest.mark.parametrize("name", ["os:system", "builtins:tuple", "serl_chunk.types:Absent", "no.such:Loss", ""])
+def test_what_is_no_node_of_a_tree_is_not_made(name):
+    with pytest.raises(TypeError, match="same version"):
+        outlined(["named", name, [0]])
 
 
 def test_one_device_runs_the_program_that_it_runs_without_devices():
@@ -95,23 +130,45 @@ def folder(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("eight")
 
 
+def started(folder: Path, devices: int, *arguments: str) -> subprocess.Popen[str]:
+    """`eight_devices.py` in a process with so many devices."""
+    environment = {**os.environ, "JAX_NUMPY_DTYPE_PROMOTION": "standard", "JAX_NUMPY_RANK_PROMOTION": "allow"}
+    environment["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {SIMULATED.format(devices)}"
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    command = [sys.executable, str(SUPPORT / "eight_devices.py"), str(folder), *arguments]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def printed(process: subprocess.Popen[str]) -> str:
+    output, errors = process.communicate()
+    assert process.returncode == 0, errors[-4000:]
+    return output
+
+
 @pytest.fixture(scope="module")
 def differences(folder):
     """What `eight_devices.py` prints."""
-    environment = {**os.environ, "JAX_NUMPY_DTYPE_PROMOTION": "standard", "JAX_NUMPY_RANK_PROMOTION": "allow"}
-    environment["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {SIMULATED.format(8)}"
-    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    command = [sys.executable, SUPPORT / "eight_devices.py", folder]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(printed(started(folder, 8)).splitlines()[-1])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_eight_devices_train_as_one_does(case, differences, folder):
     """Losses by their size, gradients and parameters leaf by leaf by the leaf's norm, in float32."""
-    found = differences[case]
+    check(differences[case], folder / case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_two_processes_of_four_devices_train_as_one_device_does(case, tmp_path):
+    where = f"127.0.0.1:{free_port()}"
+    first, second = (started(tmp_path, 4, case, where, f"{i}/2") for i in range(2))
+    found = json.loads(printed(first).splitlines()[-1])
+    printed(second)
+    check(found[case], tmp_path / case)
+
+
+def check(found: dict[str, Any], checkpoints: Path) -> None:
     assert max(found["losses"]) < 1e-5
     assert max(found["gradients"]) < 1e-5
     assert max(found["parameters"]) < 2e-5  # five steps add up rounding: 4e-7 in a bias whose norm is 0.04
@@ -119,4 +176,4 @@ def test_eight_devices_train_as_one_does(case, differences, folder):
     assert (found["whole"], found["part"]) == (0, 1.0)  # each large leaf is cut, into equal parts
     assert found["left out"] == []  # no leaf's gradient is nothing but rounding
     assert found["saved"]
-    CheckpointStore(folder / case).restore_policy(UPDATES)  # here, on one device; raises where a checksum differs
+    CheckpointStore(checkpoints).restore_policy(UPDATES)  # here, on one device; raises where a checksum differs

@@ -27,7 +27,14 @@ from serl_chunk.cli.evaluation import _differences, _recorded
 from serl_chunk.cli.process import load
 from serl_chunk.config.overrides import to_dict
 from serl_chunk.runs import checkpoints
-from serl_chunk.runs.checkpoints import CheckpointError, CheckpointStore, LearnerCheckpoints, TimedCheckpoints
+from serl_chunk.runs.checkpoints import (
+    CheckpointError,
+    CheckpointStore,
+    LearnerCheckpoints,
+    Saves,
+    TimedCheckpoints,
+    begin_write,
+)
 from serl_chunk.runs.evaluations import VALIDATION, better_arm, expand, resolve_step, wanted_policy
 from serl_chunk.runs.evaluations import save as record
 
@@ -223,7 +230,7 @@ def test_a_policy_that_is_the_states_is_written_once_and_read_without_the_rest(t
     st.data(),
 )
 def test_a_checksum_is_one_on_host_and_device_and_notices_each_bit(x, data):
-    device = jax.device_get(checkpoints._device_checksums({"x": jnp.asarray(x)}))["x"]
+    device = jax.device_get(checkpoints.device_checksums({"x": jnp.asarray(x)}))["x"]
     assert checkpoints._checksum(x) == int(device)
     flipped, bit = bytearray(x.tobytes()), data.draw(st.integers(0, 8 * x.nbytes - 1))
     flipped[bit // 8] ^= 1 << bit % 8
@@ -231,15 +238,14 @@ def test_a_checksum_is_one_on_host_and_device_and_notices_each_bit(x, data):
     assert checkpoints._checksum(other) != checkpoints._checksum(x)
 
 
-def test_no_timed_one_begins_while_another_is_written(tmp_path, monkeypatch):
-    written, whole = threading.Event(), checkpoints._begin_save
+def test_no_timed_one_begins_while_another_is_written(tmp_path):
+    written = threading.Event()
 
-    def slow(path, content):
-        finish = whole(path, content)
+    def slow(*what):
+        finish = begin_write(*what)
         return lambda: (written.wait(60), finish())
 
-    monkeypatch.setattr(checkpoints, "_begin_save", slow)
-    store = LearnerCheckpoints(tmp_path, keep=2)
+    store = LearnerCheckpoints(tmp_path, keep=2, saves=Saves(begin=slow))
     store.timed = TimedCheckpoints(tmp_path, period=0.0)
     store.save(1, state_of(1), {}, NORMALISER, {"updates": 1})
     store.unsaved = True
@@ -353,16 +359,14 @@ def test_a_damaged_one_falls_back_to_that_of_the_period(tmp_path, item, caplog):
     assert restore(run).step == 7
 
 
-def test_one_that_does_not_verify_leaves_the_one_before(tmp_path, monkeypatch):
-    timed = TimedCheckpoints(tmp_path)
-    write(timed, 1)
-    whole = checkpoints._begin_save
+def test_one_that_does_not_verify_leaves_the_one_before(tmp_path):
+    write(TimedCheckpoints(tmp_path), 1)
 
-    def damaging(path, content):
-        finish = whole(path, content)
+    def damaging(path, *what):
+        finish = begin_write(path, *what)
         return lambda: (finish(), flip_a_byte(path, "state"))
 
-    monkeypatch.setattr(checkpoints, "_begin_save", damaging)
+    timed = TimedCheckpoints(tmp_path, saves=Saves(begin=damaging))
     write(timed, 2)
     assert timed.failed_saves == 1
     assert folders(tmp_path) == ["1"]

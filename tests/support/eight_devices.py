@@ -1,15 +1,18 @@
 """Eight simulated devices against one: `python eight_devices.py FOLDER [CASE ...]` prints what differs as JSON.
 
+`python eight_devices.py FOLDER CASE HOST:PORT I/N` is one of N processes that have them together; the first one prints.
 In FOLDER/CASE it leaves a checkpoint of the eight, numbered by the case's updates.
 
-It needs a process of its own, with XLA_FLAGS of `processes.SIMULATED`. Each case trains an agent from
-one state on the same batches, by plain gradient descent.
+It needs processes of its own, with XLA_FLAGS of `processes.SIMULATED`. Each case trains an agent from one state on the
+same batches, by plain gradient descent.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +35,8 @@ from serl_chunk.config.agents.groups import GroupAgentConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.groups import GroupConfig
 from serl_chunk.learner.devices import Devices
-from serl_chunk.runs.checkpoints import CheckpointStore, read_item
+from serl_chunk.learner.processes import Follower, Leader, Processes
+from serl_chunk.runs.checkpoints import CheckpointStore, Saves, read_item
 
 ROWS, UPDATES, LEAST = 16, 5, 256  # bytes from which an array is cut
 RATE = 0.05
@@ -138,9 +142,9 @@ def prepared(agent: Agent, steps: Any, devices: Devices) -> Step:
     return steps(agent, devices)
 
 
-def hosted(state: AgentState, metrics: dict[str, Any]) -> Hosted:
-    key = jax.random.key_data(state.rng)
-    return jax.device_get(state.replace(rng=key)), {name: float(value) for name, value in metrics.items()}
+def hosted(state: AgentState, metrics: dict[str, Any], devices: Devices) -> Hosted:
+    numbers = devices.gathered(state.replace(rng=jax.random.key_data(state.rng)))
+    return jax.device_get(numbers), {name: float(value) for name, value in metrics.items()}
 
 
 def here(state: AgentState, devices: Devices) -> AgentState:
@@ -160,9 +164,10 @@ def apart(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> tuple[f
     return max(distance, default=0.0), small
 
 
-def saved_right(folder: Path, state: AgentState, step: Step) -> bool:
+def saved_right(folder: Path, state: AgentState, step: Step, devices: Devices) -> bool:
     """Whether a checkpoint holds the state of its moment, though the next update has its memory."""
-    was, store = jax.device_get(state.replace(rng=())), CheckpointStore(folder)
+    was = jax.device_get(devices.gathered(state.replace(rng=())))
+    store = CheckpointStore(folder, saves=devices.together.saves() if devices.together else Saves())
     store.save(UPDATES, state, {"policy": state.policy}, {"centre": np.zeros(2)}, {})
     step(state)
     assert store.wait()
@@ -170,23 +175,28 @@ def saved_right(folder: Path, state: AgentState, step: Step) -> bool:
     return all(np.array_equal(found[path], leaf) for path, leaf in leaves(was).items())
 
 
-def compare(folder: Path, make: Callable[[], Any], accumulate: int, fsdp: int) -> dict[str, Any]:
+def all_devices(agent: Agent, accumulate: int, fsdp: int, together: Leader | Follower | None) -> Devices:
+    return Devices(config(fsdp, 8 if agent.config.iterates else ROWS, accumulate), together=together)
+
+
+def compare(
+    folder: Path, make: Callable[[], Any], accumulate: int, fsdp: int, leader: Leader | None = None
+) -> dict[str, Any]:
     agent, first, steps = make()
-    rows = 8 if agent.config.iterates else ROWS
-    one = Devices(config(1, rows, accumulate), jax.devices()[:1])
-    many = Devices(config(fsdp, rows, accumulate))
+    one = Devices(config(1, ROWS, accumulate), jax.devices()[:1])
+    many = all_devices(agent, accumulate, fsdp, leader)
     found: dict[str, Any] = {"losses": [], "gradients": [], "left out": [], "parameters": []}
-    start = hosted(fresh(agent, first), {})[0]
+    start = hosted(fresh(agent, first), {}, one)[0]
     step, alone, states = prepared(agent, steps, one), here(start, one), [start]
     after: list[Hosted] = []
     for _ in range(UPDATES):
         alone, metrics = step(alone)
-        after.append(hosted(alone, metrics))
+        after.append(hosted(alone, metrics, one))
         states.append(after[-1][0])
     step, state = prepared(agent, steps, many), here(start, many)
     for before, (reference, metrics) in zip(states[:-1], after, strict=True):
         state, _ = step(state)  # on its own; the gradient is that of the other's parameters
-        of, ours = hosted(*step(here(before, many)))
+        of, ours = hosted(*step(here(before, many)), many)
         losses = [abs(ours[name] - value) / max(1.0, abs(value)) for name, value in metrics.items() if "loss" in name]
         found["losses"].append(max(losses))
         for part in ("policy", "critic"):
@@ -194,17 +204,35 @@ def compare(folder: Path, make: Callable[[], Any], accumulate: int, fsdp: int) -
                 gradient, small = apart(*(leaves(getattr(each, f"{part}_opt")) for each in (of, reference)))
                 found["gradients"].append(gradient)
                 found["left out"] += small
-                found["parameters"].append(apart(*(leaves(getattr(each, part)) for each in (state, reference)))[0])
+                found["parameters"].append(
+                    apart(*(leaves(many.gathered(getattr(each, part))) for each in (state, reference)))[0]
+                )
     every = [leaf for leaf in jax.tree.leaves(state.replace(rng=()))]
     large = [leaf for leaf in every if many.shards.axis(leaf.shape, leaf.dtype) is not None]
     found["large"] = len(large)
     found["whole"] = sum(leaf.sharding.is_fully_replicated for leaf in large)
     found["part"] = max(leaf.addressable_shards[0].data.size * fsdp / leaf.size for leaf in large)
-    found["saved"] = saved_right(folder, state, step)
+    found["saved"] = saved_right(folder, state, step, many)
     return found
+
+
+def one_of_several(folder: Path, case: str, coordinator: str, process: str) -> None:
+    processes, started_with = Processes.parse(coordinator, process), config(1)
+    processes.join()
+    make, accumulate, fsdp = CASES[case]
+    if processes.index == 0:
+        with contextlib.closing(Leader(processes, started_with, os._exit)) as leader:
+            print(json.dumps({case: compare(folder / case, make, accumulate, fsdp, leader)}))
+    else:
+        follower, agent = Follower(processes, started_with, os._exit), make()[0]
+        all_devices(agent, accumulate, fsdp, follower).adopt(agent)
+        follower.follow()
 
 
 if __name__ == "__main__":
     jax.config.update("jax_disable_most_optimizations", True)
-    chosen = sys.argv[2:] or CASES
-    print(json.dumps({name: compare(Path(sys.argv[1]) / name, *CASES[name]) for name in chosen}))
+    if len(sys.argv) > 4:
+        one_of_several(Path(sys.argv[1]), *sys.argv[2:])
+    else:
+        chosen = sys.argv[2:] or CASES
+        print(json.dumps({name: compare(Path(sys.argv[1]) / name, *CASES[name]) for name in chosen}))

@@ -114,6 +114,52 @@ def test_a_run_goes_on_with_more_and_with_fewer_devices(processes, environment, 
     assert seen == [20, 40]
 
 
+def two_processes(c: Cluster, run: Path, xla: str) -> list[Process]:
+    """A learner in two processes of four simulated devices."""
+    flags = [
+        *c.flags(learner__fsdp_devices=4, learner__fsdp_least=1e-4, **ENDLESS), "--learner", "--debug",
+        "--demo_path", str(c.demos), "--checkpoint_path", str(run), "--coordinator", f"127.0.0.1:{free_port()}",
+    ]  # fmt: skip
+    prefix = ("env", f"XLA_FLAGS={xla} {SIMULATED.format(4)}")
+    return [c.start(*flags, "--process", f"{i}/2", prefix=prefix) for i in range(2)]
+
+
+@pytest.mark.slow
+def test_two_processes_of_one_learner_end_together_and_go_on(processes, environment, tmp_path):
+    """One is killed, then the other, then one is told to stop; the run ends on one device, with every step once."""
+    run = tmp_path / "run"
+    spool = ("--spool_path", str(tmp_path / "spool"))
+    actors = [processes.actor("--actor_id", name, *spool, **ENDLESS) for name in ("left", "right")]
+
+    def trains(first: Process, more: int) -> None:
+        goal = max(checkpoints(run), default=0) + more
+        first.until(lambda: max(checkpoints(run), default=0) >= goal, "no training", at_work="train ")
+
+    first, second = two_processes(processes, run, environment["XLA_FLAGS"])
+    trains(first, 20)
+    assert "8 devices train (2 data x 4 fsdp)" in first.output
+    second.kill()
+    assert first.wait() == 1
+    assert "learner process 1/2 has been silent for 20 s" in first.output
+
+    first, second = two_processes(processes, run, environment["XLA_FLAGS"])
+    trains(first, 20)
+    first.kill()
+    assert second.wait() != 0
+    assert "leader task" in second.output  # JAX's own words, before ours
+
+    first, second = two_processes(processes, run, environment["XLA_FLAGS"])
+    trains(first, 20)
+    second.signal(signal.SIGTERM)
+    updates, steps = learner_totals(first.ends())
+    second.ends()
+    assert checkpoints(run)[-1] == updates
+    assert steps == sum(actor_totals(actor.ends())[1] for actor in actors)
+
+    alone = processes.learner(run, learner__max_steps=updates).ends()
+    assert f"resumed at step {updates}: training is complete" in alone
+
+
 @pytest.mark.slow
 def test_one_process_runs_twice_alike(processes, tmp_path):
     runs = []

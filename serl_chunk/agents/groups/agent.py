@@ -67,6 +67,7 @@ class GroupAgent(Bc):
         self._prepare_rows = by(self._prepare, batch=3)
         self._first_features = by(lambda policy, base, seen: self._context(policy, base, seen).features, batch=2)
         self._contexts = by(self._stored_context, batch=1)
+        self._begun, self._moved_reference = by(self._fresh_iterations), by(self._averaged_reference)
 
     def init(self, rng: jax.Array) -> AgentState:
         state = super().init(rng)
@@ -100,7 +101,7 @@ class GroupAgent(Bc):
 
     def states(self, rng: jax.Array) -> Sequence[AgentState]:
         fresh = self.init(rng)
-        return [fresh, self.begin_iterations(fresh)]
+        return [fresh, self._fresh_iterations(fresh)]
 
     # -- iterations ------------------------------------------------------------------------------------------
 
@@ -109,8 +110,12 @@ class GroupAgent(Bc):
 
         The policy becomes its average, so that what is published is what is trained; the optimiser is fresh.
         """
+        begun = self._begun(state)
+        return begun.replace(reference=self._kept(begun.reference))
+
+    def _fresh_iterations(self, state: AgentState) -> AgentState:
         policy = self.acting_policy(state)
-        reference = self._kept(jax.tree.map(jnp.copy, policy)) if self.refers else {}
+        reference = jax.tree.map(jnp.copy, policy) if self.refers else {}
         opt = self.iteration_optimiser.init(policy)
         return state.replace(policy=policy, policy_average={}, policy_opt=opt, reference=reference)
 
@@ -118,8 +123,12 @@ class GroupAgent(Bc):
         """Move the reference towards the policy (FlowIPO's average, once an iteration)."""
         if not self.refers:
             return state
-        policy, share = self._kept(state.policy), 1 - self.config.flow_ipo_beta_ref
-        return state.replace(reference=self._kept(soft_update(policy, state.reference, share)))
+        if self.group.reference_on == "host":
+            return state.replace(reference=self._averaged_reference(self._kept(state.policy), state.reference))
+        return state.replace(reference=self._moved_reference(state.policy, state.reference))
+
+    def _averaged_reference(self, policy: Params, reference: Params) -> Params:
+        return soft_update(policy, reference, 1 - self.config.flow_ipo_beta_ref)
 
     def _kept(self, tree: Params) -> Params:
         """A tree where `group.reference_on` keeps the reference."""
@@ -213,7 +222,8 @@ class GroupAgent(Bc):
         first, size = np.cumsum(episodes.decisions) - episodes.decisions, self.group.minibatch
         cut = [taken(rows, first[at : at + size], size).observations for at in range(0, len(first), size)]
         features = np.concatenate([self._first_features(state.policy, base, seen) for seen in cut])
-        used = self.baseline.used(state.critic, state.critic_opt, features, episodes.reward)
+        critic, opt = jax.device_get((state.critic, state.critic_opt))
+        used = self.baseline.used(critic, opt, features, episodes.reward)
         return state.replace(critic=used.critic, critic_opt=used.opt), used.advantage
 
     def update_rows(self, state: AgentState, base: Params, rows: GroupRows) -> Updated:

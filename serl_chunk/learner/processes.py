@@ -1,0 +1,514 @@
+"""One learner in several processes, each with devices of its own: what process 0 does with arrays, all others do too.
+
+Process 0 alone has sockets for actors, replay, journal and metrics. A compiled call, an array that is placed and a
+checkpoint that is written are *instructions*: it sends them, in the order of its training thread, and every process
+carries them out. Arrays that lie on the devices of all have numbers, the same in each process; others travel with the
+instruction. The channel is encrypted with a key of the run that JAX's coordinator hands out, and is as private as that.
+
+A process that ends, or stands still, ends all: their collectives would wait for it for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import logging
+import os
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import flax.struct
+import jax
+import numpy as np
+import zmq
+
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.fields import require
+from serl_chunk.config.overrides import difference, to_dict
+from serl_chunk.runs.checkpoints import Flat, Saves, begin_write
+from serl_chunk.types import ConfigError
+from serl_chunk.version import version_info
+from serl_chunk_robot.wire import codec
+from serl_chunk_robot.wire.curve import Pair
+
+if TYPE_CHECKING:
+    from serl_chunk.learner.devices import Devices
+
+logger = logging.getLogger(__name__)
+
+JOINING = 300  # seconds in which all processes must have come
+SILENCE = 20.0  # seconds without a sign of life from a process that is then held to be gone
+SIGN = 1.0  # seconds between two of them
+_LIMITS = codec.Limits(1 << 40, 1 << 20)  # the channel's ends are one program
+_AHEAD = 4  # instructions that wait for one process; each may hold a batch
+_BY_VALUE, _KEY = -1, -2  # in place of a number
+
+
+@dataclasses.dataclass(frozen=True)
+class Processes:
+    """Which of a learner's processes this is, and where they meet."""
+
+    coordinator: str  # HOST:PORT of process 0
+    index: int
+    count: int
+
+    @classmethod
+    def parse(cls, coordinator: str | None, process: str | None) -> Processes:
+        """That of `--coordinator` and `--process`. Raises ConfigError."""
+        pair = "Give both --coordinator HOST:PORT and --process I/N, or none of them"
+        require(bool(coordinator), "coordinator", f"it is missing. {pair}")
+        require(bool(process), "process", f"it is missing. {pair}")
+        host, _, port = str(coordinator).rpartition(":")
+        require(bool(host) and port.isdigit() and 0 < int(port) < 65536, "coordinator",
+            f"must be HOST:PORT, an address of process 0 and a free port there, got {coordinator!r}")  # fmt: skip
+        index, _, count = str(process).partition("/")
+        right = index.isdigit() and count.isdigit() and int(count) >= 2 and int(index) < int(count)
+        require(right, "process", f"must be I/N, with N >= 2 processes and I from 0 to N - 1, got {process!r}")
+        return cls(str(coordinator), int(index), int(count))
+
+    @property
+    def host(self) -> str:
+        return self.coordinator.rpartition(":")[0]
+
+    @property
+    def name(self) -> str:
+        return f"learner process {self.index}/{self.count}"
+
+    def check(self, config: ExperimentConfig) -> None:
+        """Raise ConfigError for what several processes cannot do."""
+        require(not config.learner.eval_interval, "learner.eval_interval",
+            "a learner of several processes evaluates nothing itself. Set 0, and evaluate by an actor: serl-chunk "
+            "--actor --eval_checkpoint_step latest --eval_n_trajs K")  # fmt: skip
+        require(not (config.agent.iterates and config.group.eval_every), "group.eval_every",
+            "a learner of several processes evaluates nothing itself. Set 0, and evaluate by an actor")  # fmt: skip
+        require(config.group.reference_on != "host" or not config.agent.iterates, "group.reference_on",
+            "host memory has no array of several processes. Set device")  # fmt: skip
+
+    def join(self) -> None:
+        """Meet the other processes; before any other use of JAX. Raises ConfigError where they do not come."""
+        logger.info(f"{self.name}: waits up to {JOINING} s for the others at {self.coordinator}")
+        jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM, which ends a run in order
+        try:
+            jax.distributed.initialize(self.coordinator, self.count, self.index, initialization_timeout=JOINING)
+        except Exception as error:  # of gRPC
+            raise ConfigError(
+                f"the {self.count} processes did not meet at {self.coordinator} ({str(error).splitlines()[0]}). Start "
+                "all of them, each with its own I/N, at an address of process 0 that the others reach",
+                parameter="coordinator",
+            ) from error
+
+
+# -- trees ---------------------------------------------------------------------------------------------------
+
+
+def outline(tree: Any) -> Any:
+    """Return the structure of a tree whose leaves are numbers, as plain values. Raises TypeError for another node."""
+    if isinstance(tree, int):
+        return tree
+    if tree is None:
+        return ["none"]
+    if isinstance(tree, dict):
+        return ["dict", [[name, outline(part)] for name, part in tree.items()]]
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return ["named", _name_of(type(tree)), [outline(part) for part in tree]]
+    if isinstance(tree, (tuple, list)):
+        return ["tuple" if isinstance(tree, tuple) else "list", [outline(part) for part in tree]]
+    if isinstance(tree, flax.struct.PyTreeNode):
+        fields = [field.name for field in dataclasses.fields(tree)]  # type: ignore[arg-type]
+        return ["struct", _name_of(type(tree)), [[name, outline(getattr(tree, name))] for name in fields]]
+    raise TypeError(f"a {type(tree).__name__} is no node of trees that travel between processes")
+
+
+def outlined(found: Any) -> Any:
+    """The inverse of `outline`. Raises TypeError for a class that is no node, or not known in this process."""
+    if isinstance(found, int):
+        return found
+    kind, *rest = found
+    match kind:
+        case "none":
+            return None
+        case "dict":
+            return {name: outlined(part) for name, part in rest[0]}
+        case "tuple":
+            return tuple(map(outlined, rest[0]))
+        case "list":
+            return list(map(outlined, rest[0]))
+        case "named":
+            return _class_of(rest[0])(*map(outlined, rest[1]))
+        case "struct":
+            return _class_of(rest[0])(**{name: outlined(part) for name, part in rest[1]})
+    raise TypeError(f"unknown node {kind!r}")
+
+
+def _name_of(kind: type) -> str:
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def _class_of(name: str) -> Any:
+    """A class of this program, by name: nothing is imported for it."""
+    module, _, path = name.partition(":")
+    found = functools.reduce(lambda of, part: getattr(of, part, None), path.split("."), sys.modules.get(module))
+    node = isinstance(found, type) and (
+        issubclass(found, flax.struct.PyTreeNode) or (issubclass(found, tuple) and hasattr(found, "_fields"))
+    )
+    if not node:
+        raise TypeError(f"{name} is no node of trees here. Start all processes with the same version and settings")
+    return found
+
+
+def _is_key(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+# -- both sides ----------------------------------------------------------------------------------------------
+
+
+class Together:
+    """Runs the instructions of one process; `Devices` gives it the programs, in one order in every process.
+
+    Args:
+        devices: that arrays lie on.
+    """
+
+    def __init__(self, processes: Processes) -> None:
+        self.processes = processes
+        self.devices: Devices
+        self._programs: list[tuple[str, Callable[..., Any]]] = []
+        self._trees: list[Any] = []  # structures of arguments, by their order
+
+    def program(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
+        """Take a program that all processes run; return what runs it in all."""
+        self._programs.append((name, function))
+        return functools.partial(self.call, len(self._programs) - 1)
+
+    def call(self, number: int, *args: Any) -> Any:
+        raise NotImplementedError("process 0 alone starts programs")
+
+    def leaf(self, array: Any) -> jax.Array:
+        raise NotImplementedError("process 0 alone has arrays to place")
+
+    def saves(self) -> Saves:
+        raise NotImplementedError("process 0 alone writes checkpoints")
+
+    def _run(self, number: int, args: Sequence[Any]) -> Any:
+        result = self._programs[number][1](*args)
+        if jax.default_backend() == "cpu":
+            # Threads of two programs at once would wait for each other's collectives in different orders.
+            jax.block_until_ready(result)
+        return result
+
+    def _value(self, value: np.ndarray, *, key: bool) -> Any:
+        return self.devices.placed(value, key=True) if key else value
+
+
+class _Link(NamedTuple):
+    """Addresses and key of a run's channel."""
+
+    instructions: int  # ports of process 0
+    signs: int
+    public: str
+
+    def to_bytes(self) -> np.ndarray:
+        return np.frombuffer(json.dumps(self).encode().ljust(256), np.uint8)
+
+    @classmethod
+    def of(cls, data: np.ndarray) -> _Link:
+        return cls(*json.loads(bytes(data)))
+
+
+def _socket(kind: int, *, server: Pair | None = None, of: _Link | None = None) -> zmq.Socket[bytes]:
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
+    socket.linger, socket.sndhwm, socket.rcvhwm = 0, _AHEAD, _AHEAD
+    socket.setsockopt(zmq.IPV6, 1)
+    if server is not None:
+        socket.curve_server, socket.curve_secretkey = True, server.secret.encode()
+        socket.curve_publickey = server.public.encode()
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    if of is not None:
+        own = Pair.new()
+        socket.curve_serverkey, socket.curve_publickey = of.public.encode(), own.public.encode()
+        socket.curve_secretkey = own.secret.encode()
+    return socket
+
+
+def _contract(config: ExperimentConfig) -> dict[str, Any]:
+    found = {"version": version_info().text, "jax": jax.__version__, **to_dict(config)}
+    return json.loads(json.dumps(found))  # tuples become lists, as those of another process do
+
+
+# -- process 0 -----------------------------------------------------------------------------------------------
+
+
+class Leader(Together):
+    """Process 0. For the training thread alone, but for the watch over the others.
+
+    Args:
+        end: ends this process at once with a status, where another is gone; must not return.
+    """
+
+    def __init__(self, processes: Processes, config: ExperimentConfig, end: Callable[[int], Any]) -> None:
+        super().__init__(processes)
+        from jax.experimental.multihost_utils import broadcast_one_to_all  # slow to import, and few runs need it
+
+        self._end, self._numbers, self._next = end, dict[int, tuple[int, Any]](), 0
+        self._freed: deque[int] = deque()
+        self._kinds: dict[Any, int] = {}  # structure of arguments -> its number
+        self._others = [str(i).encode() for i in range(1, processes.count)]
+        pair = Pair.new()
+        self._down, signs = (_socket(zmq.ROUTER, server=pair) for _ in range(2))
+        down, up = (socket.bind_to_random_port("tcp://*") for socket in (self._down, signs))
+        broadcast_one_to_all(_Link(down, up, pair.public).to_bytes())
+        self._stop_wanted: Callable[[], object] = lambda: None
+        self._over = threading.Event()
+        self._greet(_contract(config))
+        self._watch = threading.Thread(target=self._watched, args=(signs,), name="learner-processes", daemon=True)
+        self._watch.start()
+
+    def _greet(self, own: Mapping[str, Any]) -> None:
+        """Compare what each process was started with. Raises ConfigError, in all of them, where that differs."""
+        wrong, deadline = "", time.monotonic() + JOINING
+        for _ in self._others:
+            require(self._down.poll(max(0, int(1e3 * (deadline - time.monotonic())))) > 0, "process",
+                f"another process did not reach {self.processes.host} within {JOINING} s. Process 0 must be reachable "
+                "by the others at any port")  # fmt: skip
+            name, *frames = self._down.recv_multipart(copy=False)
+            differ = difference(own, codec.decode(frames, _LIMITS).header)
+            if differ:
+                wrong = (
+                    f"process {bytes(name.buffer).decode()} was not started as process 0 was ({differ[0]}). Give all "
+                    "the same version, experiment and settings"
+                )
+        self._send("greeting", {"wrong": wrong})
+        require(not wrong, "process", wrong)
+
+    def begin(self, run: Path, stop: threading.Event) -> None:
+        """Let a signal at any process set `stop`, and all look for the folder of the run: one that lacks it ends all.
+
+        Each writes its part of checkpoints into it.
+        """
+        self._stop_wanted = stop.set
+        self._send("folder", {"path": str(run.absolute())})
+
+    def call(self, number: int, *args: Any) -> Any:
+        found, structure = jax.tree.flatten(args)
+        coded, values = [], {}
+        for i, leaf in enumerate(found):
+            known = self._numbers.get(id(leaf))
+            if known is not None and known[1]() is leaf:
+                coded.append(known[0])
+                continue
+            key = _is_key(leaf)
+            if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+                raise RuntimeError("an array of all processes that process 0 made alone")
+            values[str(i)] = value = np.asarray(jax.random.key_data(leaf) if key else leaf)
+            coded.append(_KEY if key else _BY_VALUE)
+            found[i] = self._value(value, key=key)
+        header: dict[str, Any] = {"name": self._programs[number][0], "number": number, "leaves": coded}
+        if (kind := self._kinds.get(structure)) is None:
+            kind = self._kinds[structure] = len(self._kinds)
+            header["outline"] = outline(jax.tree.unflatten(structure, range(len(found))))
+        self._send("call", header | {"kind": kind}, values)
+        with self._verdict():
+            return self._noted(self._run(number, jax.tree.unflatten(structure, found)))
+
+    def leaf(self, array: Any) -> jax.Array:
+        """Place one array of a state or a base on the devices of all."""
+        if (known := self._numbers.get(id(array))) is not None and known[1]() is array:
+            return array
+        key = _is_key(array)
+        value = np.asarray(jax.random.key_data(array) if key else array)
+        self._send("leaf", {"key": key}, {"0": value})
+        return self._noted(self.devices.placed(value, key=key))
+
+    def saves(self) -> Saves:
+        """How checkpoints of arrays of all processes are written."""
+        return Saves(self.devices.copied, self.devices.checksums, self._begin_write)
+
+    def _begin_write(self, path: Path, items: Mapping[str, Flat], info: Mapping[str, Any]) -> Callable[[], None]:
+        header: dict[str, Any] = {"path": str(path), "info": json.dumps(info), "items": {}}
+        values: dict[str, np.ndarray] = {}
+        for item, flat in items.items():
+            numbers = header["items"][item] = []
+            for name, leaf in flat.items():
+                known = self._numbers.get(id(leaf))
+                numbers.append([name, _BY_VALUE if known is None else known[0]])
+                if known is None:
+                    values[f"{item} {name}"] = np.asarray(leaf)
+        self._send("save", header, values)
+        with self._verdict():
+            return begin_write(path, items, info)
+
+    def close(self) -> None:
+        """Let the other processes end; after all instructions."""
+        if not self._over.is_set():
+            with contextlib.suppress(zmq.ZMQError):
+                self._send("end", {})
+        self._over.set()
+        self._watch.join()
+        self._down.close()
+
+    def _noted(self, result: Any) -> Any:
+        for leaf in jax.tree.leaves(result):
+            number, self._next = self._next, self._next + 1
+            of = id(leaf)
+
+            def forget(_: Any, of: int = of, number: int = number) -> None:
+                if self._numbers.get(of, (None,))[0] == number:
+                    del self._numbers[of]
+                self._freed.append(number)
+
+            self._numbers[of] = number, weakref.ref(leaf, forget)
+        return result
+
+    def _send(self, kind: str, header: Mapping[str, Any], values: Mapping[str, np.ndarray] | None = None) -> None:
+        freed = [self._freed.popleft() for _ in range(len(self._freed))]
+        frames = codec.encode(kind, {**header, "freed": freed}, values)
+        for name in self._others:
+            self._down.send_multipart([name, *frames], copy=False)  # waits while that process is far behind
+
+    @contextlib.contextmanager
+    def _verdict(self) -> Iterator[None]:
+        """Let the watch name the process that is gone, of which a failed collective is the first sign."""
+        try:
+            yield
+        except Exception:
+            self._over.wait(SILENCE + 2 * SIGN)
+            raise
+
+    def _watched(self, signs: zmq.Socket[bytes]) -> None:
+        heard = dict.fromkeys(self._others, time.monotonic())
+        with signs:
+            while not self._over.is_set():
+                if signs.poll(int(1e3 * SIGN)):
+                    name, text = signs.recv_multipart()
+                    heard[name] = time.monotonic()
+                    with contextlib.suppress(zmq.ZMQError):
+                        signs.send_multipart([name, b""])
+                    if text == b"stop":
+                        self._stop_wanted()
+                    elif text:
+                        self._give_up(f"learner process {name.decode()}/{self.processes.count}: {text.decode()}")
+                for name, last in heard.items():
+                    if time.monotonic() - last > SILENCE and not self._over.is_set():
+                        self._give_up(
+                            f"learner process {name.decode()}/{self.processes.count} has been silent for {SILENCE:g} s"
+                        )
+
+    def _give_up(self, reason: str) -> None:
+        logger.error(f"{reason}. All processes end: start them again with the same commands, and the run goes on")
+        self._end(1)
+
+
+# -- the others ----------------------------------------------------------------------------------------------
+
+
+class Follower(Together):
+    """A process other than 0: carries out what that one tells."""
+
+    def __init__(self, processes: Processes, config: ExperimentConfig, end: Callable[[int], Any]) -> None:
+        super().__init__(processes)
+        from jax.experimental.multihost_utils import broadcast_one_to_all
+
+        self._end = end
+        self._arrays: dict[int, Any] = {}
+        self._next = 0
+        self._writing: threading.Thread | None = None
+        link = _Link.of(np.asarray(broadcast_one_to_all(np.zeros(256, np.uint8))))
+        self._up, self._signs = (_socket(zmq.DEALER, of=link) for _ in range(2))
+        for socket, port in ((self._up, link.instructions), (self._signs, link.signs)):
+            socket.setsockopt(zmq.IDENTITY, str(processes.index).encode())
+            socket.connect(f"tcp://{processes.host}:{port}")
+        self._up.send_multipart(codec.encode("hello", _contract(config)), copy=False)
+        require(self._up.poll(1000 * JOINING) > 0, "coordinator",
+            f"process 0 at {processes.host} does not answer at port {link.instructions}. It must be reachable at any "
+            "port")  # fmt: skip
+        wrong = codec.decode(self._up.recv_multipart(copy=False), _LIMITS).header["wrong"]
+        require(not wrong, "process", wrong)
+        self.stop = threading.Event()  # a signal came
+        self._over, self._says = threading.Event(), deque[bytes]()
+        self._watch = threading.Thread(target=self._watched, name="learner-processes", daemon=True)
+        self._watch.start()
+
+    def follow(self) -> None:
+        """Carry out instructions until process 0 ends the run."""
+        try:
+            while self._instruction(codec.decode(self._up.recv_multipart(copy=False), _LIMITS)):
+                pass
+        except BaseException as error:
+            self._says.append(f"{type(error).__name__}: {error}"[:500].encode())
+            self._over.wait(SILENCE + 2 * SIGN)  # process 0 may be gone, which the watch names
+            raise
+        finally:
+            self._over.set()
+        self._watch.join()
+        if self._writing is not None:
+            self._writing.join()
+
+    def _instruction(self, told: codec.Message) -> bool:
+        header, values = told.header, told.arrays
+        for number in header["freed"]:
+            self._arrays.pop(number, None)
+        match told.kind:
+            case "call":
+                self._keep(self._called(header, values))
+            case "leaf":
+                self._keep(self.devices.placed(values["0"], key=header["key"]))
+            case "save":
+                items = {
+                    item: {n: values[f"{item} {n}"] if i == _BY_VALUE else self._arrays[i] for n, i in flat}
+                    for item, flat in header["items"].items()
+                }
+                finish = begin_write(Path(header["path"]), items, json.loads(header["info"]))
+                self._writing = threading.Thread(target=finish, name="checkpoint")
+                self._writing.start()
+            case "folder":
+                _require_folder(Path(header["path"]))
+        return told.kind != "end"
+
+    def _called(self, header: Mapping[str, Any], values: Mapping[str, np.ndarray]) -> Any:
+        number, kind = header["number"], header["kind"]
+        if self._programs[number][0] != header["name"]:
+            raise RuntimeError(f"program {number} is {self._programs[number][0]} here, {header['name']} at process 0")
+        if kind == len(self._trees):
+            self._trees.append(jax.tree.structure(outlined(header["outline"])))
+        found = [
+            self._arrays[of] if of >= 0 else self._value(values[str(i)], key=of == _KEY)
+            for i, of in enumerate(header["leaves"])
+        ]
+        return self._run(number, jax.tree.unflatten(self._trees[kind], found))
+
+    def _keep(self, result: Any) -> None:
+        for leaf in jax.tree.leaves(result):
+            self._arrays[self._next] = leaf
+            self._next += 1
+
+    def _watched(self) -> None:
+        heard = time.monotonic()
+        with self._signs as signs:
+            while not self._over.is_set():
+                text = self._says.popleft() if self._says else b"stop" if self.stop.is_set() else b""
+                with contextlib.suppress(zmq.ZMQError):
+                    signs.send(text, zmq.NOBLOCK)
+                if signs.poll(int(1e3 * SIGN)):
+                    signs.recv()
+                    heard = time.monotonic()
+                    self._over.wait(SIGN)
+                elif time.monotonic() - heard > SILENCE and not self._over.is_set():
+                    logger.error(f"learner process 0/{self.processes.count} has been silent for {SILENCE:g} s: it ends")
+                    self._end(1)
+
+
+def _require_folder(run: Path) -> None:
+    if not run.is_dir():
+        raise ConfigError(
+            f"{run} is not there on {os.uname().nodename}. Give a --checkpoint_path on a disk that all processes share",
+            parameter="checkpoint_path",
+        )
