@@ -177,6 +177,13 @@ TABLES = {
         _run_and_seed,
         {"file": "group_heads"},
     ),
+    "group-variants": Table(
+        [(show.plain_percent, _at(0)), (show.steps_to(25), {}), (show.plain_percent, _LAST),
+         (show.field("env_steps", 1e3), _LAST)],
+        [{"file": "group_baselines", "run": "end"},
+         *({"run": f"end, {way}"} for way in ("24 groups", "weigh episode", "K 1", "64 starts", "64 starts, no memory"))],
+        {"file": "group_variants", "seeds": (21,)},
+    ),  # fmt: skip
     "group-cube": Table(
         [*((show.percent, _at(n)) for n in (0, 6, "last")), (show.field("env_steps", 1e3), _LAST)],
         [{"run": "transfer cube"}],

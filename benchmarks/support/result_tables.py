@@ -163,6 +163,19 @@ def plain_percent(where: Where) -> str:
     return ", ".join(f"{100 * point.rate:.0f}" for _, point in where.found()) + " %" * bool(where.found())
 
 
+def steps_to(points: float) -> Cell:
+    """Show the environment steps, in thousands, of the first evaluation so many points above a run's first."""
+
+    def cell(where: Where) -> str:
+        found = []
+        for run in where.runs():
+            first, *others = run.checkpoints
+            found += [thousands(c.env_steps / 1e3) for c in others if 100 * (c.rate - first.rate) >= points][:1]
+        return ", ".join(found)
+
+    return cell
+
+
 def deviation(where: Where) -> str:
     """Show the deviation of each seed's evaluations as `4.4, 2.8`, in points."""
     rates = ([100 * point.rate for run, point in where.found() if run.seed == seed.seed] for seed in where.runs())
