@@ -84,6 +84,15 @@ def format_spread(rates: Sequence[float]) -> str:
     return f"mean {mean:.1f} %, deviation {deviation:.1f}, lowest {100 * min(rates):.1f} %, of {len(rates)}"
 
 
+def bytes_in(folder: Path) -> int:
+    """Return the bytes of all files in a folder, which may be absent, or change meanwhile."""
+    total = 0
+    for file in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            total += file.stat().st_size if file.is_file() else 0
+    return total
+
+
 def format_bytes(nbytes: float) -> str:
     """`512 B`, `1.5 KiB`, `20 MiB`: binary units, three digits at most before the point."""
     power = 0

@@ -56,6 +56,7 @@ def _at(*updates: Any) -> dict[str, Any]:
 
 _LATER = range(9_000, 19_000, 1_000)  # updates
 _LAST, _VALIDATION = _at("last"), {"starts": "validation"}
+_CHANGED = ("24 groups", "weigh episode", "K 1", "64 starts", "64 starts, no memory")
 _human_ticks, _OF_50, _OF_100 = show.field("human_ticks"), show.bare(50), show.bare(100)
 _FAKE = {"file": "ablations_fake_aloha", "seeds": (0,)}
 _CUBE = {"file": "ablations_cube_single", "seeds": (0,)}
@@ -178,12 +179,18 @@ TABLES = {
         {"file": "group_heads"},
     ),
     "group-variants": Table(
-        [(show.plain_percent, _at(0)), (show.steps_to(25), {}), (show.plain_percent, _LAST),
-         (show.field("env_steps", 1e3), _LAST)],
-        [{"file": "group_baselines", "run": "end"},
-         *({"run": f"end, {way}"} for way in ("24 groups", "weigh episode", "K 1", "64 starts", "64 starts, no memory"))],
+        [
+            (show.plain_percent, _at(0)),
+            (show.steps_to(25), {}),
+            (show.plain_percent, _LAST),
+            (show.field("env_steps", 1e3), _LAST),
+        ],
+        [
+            {"file": "group_baselines", "run": "end"},
+            *({"run": f"end, {changed}"} for changed in _CHANGED),
+        ],
         {"file": "group_variants", "seeds": (21,)},
-    ),  # fmt: skip
+    ),
     "group-cube": Table(
         [*((show.percent, _at(n)) for n in (0, 6, "last")), (show.field("env_steps", 1e3), _LAST)],
         [{"run": "transfer cube"}],

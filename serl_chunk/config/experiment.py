@@ -263,7 +263,7 @@ class LearnerConfig(Group, path="learner."):
     )
     keep_checkpoints: int = setting(20, "checkpoints that are kept, and exports of export_period", least=1)
     checkpoint_bytes: int = setting(
-        0, "size of kept checkpoints, of which the newest stays; 0: any", unit="bytes", least=0
+        0, "size of kept checkpoints, the timed one and exports; the newest stays; 0: any", unit="bytes", least=0
     )
     export_period: int = setting(
         0,

@@ -34,7 +34,7 @@ from serl_chunk.learner.trainers.base import Trainer
 from serl_chunk.learner.training_stats import TrainingStats, ValueRange
 from serl_chunk.replay.memory import available_bytes, check_memory
 from serl_chunk.replay.replay import Replay
-from serl_chunk.runs.checkpoints import LearnerCheckpoints, PolicyCheckpoint, Restored, Saves
+from serl_chunk.runs.checkpoints import EXPORTS, LearnerCheckpoints, PolicyCheckpoint, Restored, Saves
 from serl_chunk.runs.metrics import DEMONSTRATION_RECEIVED, Counters, MetricsLog, read_metrics
 from serl_chunk.runs.status_line import StatusFields
 from serl_chunk.types import ConfigError, DataError, PolicyOrigin, Record, RobotSpec, Snapshot
@@ -43,7 +43,6 @@ logger = logging.getLogger(__name__)
 
 Publish = Callable[[Snapshot, dict[str, Any]], None]
 VERSION_DIGITS = 12
-EXPORTS = "exports"  # in a run folder
 
 
 class SnapshotPublisher:

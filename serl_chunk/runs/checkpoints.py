@@ -23,7 +23,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from flax.traverse_util import flatten_dict
 
-from serl_chunk.io import folder_fault, plural
+from serl_chunk.io import bytes_in, folder_fault, plural
 from serl_chunk.runs.folder import RUN_LOCK, lock_run, read_config
 from serl_chunk.runs.metrics import MetricsLog
 from serl_chunk.types import ConfigError, SerlChunkError
@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 Flat = dict[str, np.ndarray]
 _TIMED = "checkpoints_timed"  # folder of the run in which `TimedCheckpoints` keeps the newest state
+EXPORTS = "exports"  # folder of the run that has pi0 for openpi
 UNDONE = "checkpoints_undone"  # folder of the run that takes the checkpoints after the one that it goes back to
 
 
@@ -328,8 +329,8 @@ class _Writer:
 class CheckpointStore(_Writer):
     """`<run>/checkpoints/<step>/`, written in the background; reads timed ones too.
 
-    The newest `keep` stay, fewer where they take more than `most_bytes` (0: any): then the newest of them that fit, but
-    always the last.
+    The newest `keep` stay, fewer where they, the timed one and exports take more than `most_bytes` (0: any): then the
+    newest of them that fit, but always the last.
     """
 
     def __init__(self, run_dir: Path, *, keep: int = 20, most_bytes: int = 0, saves: Saves = Saves()) -> None:  # noqa: B008 - immutable
@@ -370,10 +371,9 @@ class CheckpointStore(_Writer):
 
     def _staying(self) -> set[str]:
         stay: set[str] = set()
-        left = self._most_bytes
+        left = self._most_bytes - sum(bytes_in(self.run_dir / other) for other in (_TIMED, EXPORTS))
         for step in reversed(self.steps()[-self._keep :]):
-            files = (self._dir / str(step)).rglob("*")
-            left -= sum(file.stat().st_size for file in files if file.is_file())
+            left -= bytes_in(self._dir / str(step))
             if stay and left < 0:
                 break
             stay.add(str(step))

@@ -195,8 +195,10 @@ def test_kept_checkpoints_take_so_many_bytes_at_most_but_the_newest_stays(tmp_pa
     store = CheckpointStore(tmp_path)
     assert save(store, 1)
     size = sum(file.stat().st_size for file in (tmp_path / "checkpoints").rglob("*") if file.is_file())
-    for bytes_, kept in ((2.5 * size, [2, 3]), (1, [3])):
+    for bytes_, exported, kept in ((2.5 * size, 0, [2, 3]), (2.5 * size, size, [3]), (1, 0, [3])):
         shutil.rmtree(tmp_path / "checkpoints")
+        (tmp_path / "exports").mkdir(exist_ok=True)
+        (tmp_path / "exports" / "params").write_bytes(bytes(exported))
         store = CheckpointStore(tmp_path, most_bytes=int(bytes_))
         assert all(save(store, step) for step in (1, 2, 3))
         assert store.steps() == kept
