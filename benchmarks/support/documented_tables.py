@@ -56,7 +56,7 @@ def _at(*updates: Any) -> dict[str, Any]:
 
 _LATER = range(9_000, 19_000, 1_000)  # updates
 _LAST, _VALIDATION = _at("last"), {"starts": "validation"}
-_CHANGED = ("24 groups", "weigh episode", "K 1", "64 starts", "64 starts, no memory")
+_CHANGED = ("24 groups", "24 groups, shuffled", "K 1", "64 starts", "64 starts, no memory")
 _human_ticks, _OF_50, _OF_100 = show.field("human_ticks"), show.bare(50), show.bare(100)
 _FAKE = {"file": "ablations_fake_aloha", "seeds": (0,)}
 _CUBE = {"file": "ablations_cube_single", "seeds": (0,)}
@@ -186,7 +186,8 @@ TABLES = {
             (show.field("env_steps", 1e3), _LAST),
         ],
         [
-            {"file": "group_baselines", "run": "end"},
+            {"file": "group_baselines", "run": "end", "seeds": (21, 22, 23)},
+            {"run": "end, weigh episode", "seeds": (21, 22, 23)},
             *({"run": f"end, {changed}"} for changed in _CHANGED),
         ],
         {"file": "group_variants", "seeds": (21,)},
