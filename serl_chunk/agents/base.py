@@ -64,6 +64,7 @@ class Agent(abc.ABC):
     imitates = True  # whether the policy's loss has imitation in it
     policy_updates = 1  # policy steps after the critic's, on the last batch
     together = False  # whether one step on each batch trains critic and policy, as in Q-chunking's code
+    gathered: Callable[[Any], Any] = staticmethod(lambda tree: tree)  # arrays that this process can read, see `Devices`
 
     def __init__(self, config: AgentConfig, spec: AgentSpec) -> None:
         self.config, self.spec, self.has_critic = config, spec, config.has_critic
@@ -352,7 +353,7 @@ class Agent(abc.ABC):
     @functools.cached_property
     def base_digest(self) -> str:
         """The digest of the base that both sides read themselves; empty without one. Raises ConfigError."""
-        return digest_of(self.source_base)
+        return digest_of(self.source_base, self.gathered)
 
     def check_base(self, recorded: str) -> None:
         """Raise ConfigError where `recorded`, the digest that a run's checkpoint has, is not that of our base."""

@@ -170,14 +170,17 @@ class Vision:
         return unflatten_dict(flat)
 
 
-def digest_of(tree: Params) -> str:
-    """The first 16 digits of SHA-256 over the paths, shapes and numbers of a tree's leaves; empty for none."""
+def digest_of(tree: Params, readable: Callable[[Any], Any] = lambda leaf: leaf) -> str:
+    """The first 16 digits of SHA-256 over the paths, shapes and numbers of a tree's leaves; empty for none.
+
+    `readable` makes a leaf one that this process can read.
+    """
     leaves = sorted(flatten_dict(tree, sep="/").items())
     if not leaves:
         return ""
     digest = hashlib.sha256()
     for path, leaf in leaves:
-        array = np.ascontiguousarray(leaf)
+        array = np.ascontiguousarray(readable(leaf))
         digest.update(f"{path} {array.dtype} {array.shape};".encode())
         digest.update(array.reshape(-1).view(np.uint8).data)  # no copy: leaves may be large
     return digest.hexdigest()[:16]

@@ -195,6 +195,7 @@ class Devices:
         if not self.several or self._adopted is agent:
             return
         agent.compile(self.compiled, shares=self.count, place=self.leaf)
+        agent.gathered = self.gathered
         self._adopted, self._new_state = agent, self.compiled(agent.init)
 
     def new_state(self, agent: Agent, key: jax.Array) -> Any:

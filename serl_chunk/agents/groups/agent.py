@@ -222,7 +222,7 @@ class GroupAgent(Bc):
         first, size = np.cumsum(episodes.decisions) - episodes.decisions, self.group.minibatch
         cut = [taken(rows, first[at : at + size], size).observations for at in range(0, len(first), size)]
         features = np.concatenate([self._first_features(state.policy, base, seen) for seen in cut])
-        critic, opt = jax.device_get((state.critic, state.critic_opt))
+        critic, opt = jax.device_get(self.gathered((state.critic, state.critic_opt)))
         used = self.baseline.used(critic, opt, features, episodes.reward)
         return state.replace(critic=used.critic, critic_opt=used.opt), used.advantage
 
