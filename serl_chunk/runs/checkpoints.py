@@ -203,11 +203,11 @@ def _finished(folder: Path) -> list[str]:
     return [p.name for p in folder.iterdir() if p.name.isdigit()] if folder.is_dir() else []
 
 
-def _reader(handler: Callable[..., Any]) -> ocp.Checkpointer:
-    """Return what reads in this process alone, without waiting for others of its learner."""
+def alone(handler: Callable[..., Any]) -> ocp.Checkpointer:
+    """Return what reads and writes in this process alone, without waiting for others of its learner."""
     own = jax.process_index()
-    alone = ocp.options.MultiprocessingOptions(primary_host=own, active_processes={own})
-    return ocp.Checkpointer(handler(multiprocessing_options=alone), multiprocessing_options=alone)
+    options = ocp.options.MultiprocessingOptions(primary_host=own, active_processes={own})
+    return ocp.Checkpointer(handler(multiprocessing_options=options), multiprocessing_options=options)
 
 
 def read_item(path: Path, item: str, only: Collection[str] | None = None) -> tuple[Flat, dict[str, Any]]:
@@ -219,7 +219,7 @@ def read_item(path: Path, item: str, only: Collection[str] | None = None) -> tup
     jax.devices()  # raises where JAX cannot use its platform, which is no damage
     try:
         # A reader of its own: the manager caches what it saw, and may belong to a run still being written.
-        record = _reader(ocp.JsonCheckpointHandler).restore(path / "meta")
+        record = alone(ocp.JsonCheckpointHandler).restore(path / "meta")
     except Exception as error:  # damage surfaces as any of a dozen types of orbax, tensorstore and json
         raise CheckpointError(f"{where} is truncated or damaged ({type(error).__name__})") from error
     try:
@@ -233,7 +233,7 @@ def read_item(path: Path, item: str, only: Collection[str] | None = None) -> tup
     how = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in sums}  # from whatever devices they came
     args = ocp.args.PyTreeRestore(item=dict.fromkeys(sums, 0), restore_args=how, partial_restore=True)
     try:
-        restored = _reader(ocp.PyTreeCheckpointHandler).restore(path / item, args=args)
+        restored = alone(ocp.PyTreeCheckpointHandler).restore(path / item, args=args)
         flat = {name: np.asarray(restored[name]) for name in sums}
     except Exception as error:  # as above
         raise CheckpointError(f"{where} is truncated or damaged ({type(error).__name__})") from error

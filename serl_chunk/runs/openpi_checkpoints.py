@@ -26,6 +26,7 @@ from serl_chunk.config.experiment import NormaliserConfig
 from serl_chunk.data.normalise.chunk_statistics import read_norm_stats
 from serl_chunk.io import os_reason
 from serl_chunk.models.pi0.tree import GROUPS, LORA_A, LORA_B, Leaf, flat, initial_leaf, leaves, nested
+from serl_chunk.runs.checkpoints import alone
 from serl_chunk.runs.pytorch_checkpoints import TENSOR_GROUPS, assembled, stored_tensors, tensors_of
 from serl_chunk.types import DataError
 
@@ -201,7 +202,7 @@ def _arrays(folder: Path) -> Iterator[tuple[str, Stored]]:
     """Iterate over (path, array) of a folder that orbax wrote."""
     jax.devices()  # raises where JAX cannot use its platform, which is no damage
     with _reading(folder):
-        found = ocp.PyTreeCheckpointer().metadata(folder).item_metadata.tree
+        found = alone(ocp.PyTreeCheckpointHandler).metadata(folder).item_metadata.tree
         zarr = "zarr3" if json.loads((folder / "_METADATA").read_text()).get("use_zarr3") else "zarr"
         ocdbt = (folder / "manifest.ocdbt").is_file()
         flat_tree = {tuple(str(k.key) for k in path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(found)}
@@ -297,7 +298,7 @@ def export(
             raise DataError(f"{path} is {which}, expected {expected}. Export with the run's own configuration.")
     pieces = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=_PIECE_BYTES), tree)
     save = ocp.args.PyTreeSave({_PARAMS: tree}, save_args={_PARAMS: pieces})
-    ocp.PyTreeCheckpointer().save(folder / _PARAMS, args=save)
+    alone(ocp.PyTreeCheckpointHandler).save(folder / _PARAMS, args=save)
     for name, stats in (norm_stats or {}).items():
         file = folder / _ASSETS / name / _STATS
         file.parent.mkdir(parents=True, exist_ok=True)
