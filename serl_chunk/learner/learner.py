@@ -322,7 +322,11 @@ class Learner:
 
     def check_policy(self) -> None:
         """Compare the current policy with the demonstrations that it was trained on."""
-        if (check := self._evaluations.check) is not None:
+        check = self._evaluations.check
+        if check is not None and self.devices.together is not None and self.agent.source:
+            # It would decide with the base that lies on the devices of all, in a program that process 0 alone starts.
+            logger.info("no policy check: several processes share the base. Run serl-chunk check-policy RUN later")
+        elif check is not None:
             with self.stats.evaluation():
                 self.tick()
                 check(self, Snapshot(self.updates, self._policy()))
