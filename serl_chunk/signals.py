@@ -121,6 +121,11 @@ def note_signal(number: int) -> None:
         _first = number
 
 
+def signalled() -> bool:
+    """Return whether a signal came that ends this process."""
+    return _first is not None
+
+
 def exit_status(status: int) -> int:
     """Return `status`, or that of a closed terminal where it ended a process without a failure."""
     return HANGUP if _first == signal.SIGHUP and status in (0, INTERRUPTED) else status

@@ -37,7 +37,16 @@ from serl_chunk.robots.registry import make_env
 from serl_chunk.runs.folder import RunFolder, open_run
 from serl_chunk.runs.report.report import build_report
 from serl_chunk.runs.status_line import StatusLine
-from serl_chunk.signals import GRACE, TELLING, before_exit, end_at_once, exit_at_once_while, never, stop_on_signals
+from serl_chunk.signals import (
+    GRACE,
+    TELLING,
+    before_exit,
+    end_at_once,
+    exit_at_once_while,
+    never,
+    signalled,
+    stop_on_signals,
+)
 from serl_chunk.transport.wire.handshake import check_port
 from serl_chunk.types import RobotSpec
 from serl_chunk_robot.wire.sockets import is_loopback
@@ -158,13 +167,16 @@ def follow(config: ExperimentConfig, processes: Processes) -> int:
     follower = Follower(processes, config, end_at_once)
     stop_on_signals(follower.stop, "asking process 0 to end the run")
     exit_at_once_while(never)
-    agent = make_agent(config, spec_of(config))
-    devices = Devices(config, together=follower)
-    devices.adopt(agent)
-    if (embed := agent.embedder({})) is not None:
-        embed.compile(devices.compiled)
-    logger.info(f"{processes.name} follows process 0")
-    follower.follow()
+
+    def prepare_programs() -> None:  # in the order of process 0
+        agent = make_agent(config, spec_of(config))
+        devices = Devices(config, together=follower)
+        devices.adopt(agent)
+        if (embed := agent.embedder({})) is not None:
+            embed.compile(devices.compiled)
+        logger.info(f"{processes.name} follows process 0")
+
+    follower.follow(prepare_programs)
     logger.info(f"{processes.name}: the run ended")
     return 0
 
@@ -214,8 +226,9 @@ def run_learner(
         started.set()
 
         def tell_actors() -> None:
-            service.server.finish(STOPPED)
-            time.sleep(TELLING)
+            if signalled():  # else another process is gone, and actors wait until the run goes on
+                service.server.finish(STOPPED)
+                time.sleep(TELLING)
 
         def tick() -> None:
             if service.tick():

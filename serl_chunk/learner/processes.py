@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import logging
 import os
@@ -23,7 +24,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import flax.struct
 import jax
@@ -34,7 +35,7 @@ from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import require
 from serl_chunk.config.overrides import difference, to_dict
 from serl_chunk.runs.checkpoints import Flat, Saves, begin_write
-from serl_chunk.types import ConfigError
+from serl_chunk.types import ConfigError, SerlChunkError
 from serl_chunk.version import version_info
 from serl_chunk_robot.wire import codec
 from serl_chunk_robot.wire.curve import Pair
@@ -84,11 +85,10 @@ class Processes:
 
     def check(self, config: ExperimentConfig) -> None:
         """Raise ConfigError for what several processes cannot do."""
-        require(not config.learner.eval_interval, "learner.eval_interval",
+        name = "group.eval_every" if config.agent.iterates else "learner.eval_interval"
+        require(not config.eval_interval, name,
             "a learner of several processes evaluates nothing itself. Set 0, and evaluate by an actor: serl-chunk "
             "--actor --eval_checkpoint_step latest --eval_n_trajs K")  # fmt: skip
-        require(not (config.agent.iterates and config.group.eval_every), "group.eval_every",
-            "a learner of several processes evaluates nothing itself. Set 0, and evaluate by an actor")  # fmt: skip
         require(config.group.reference_on != "host" or not config.agent.iterates, "group.reference_on",
             "host memory has no array of several processes. Set device")  # fmt: skip
 
@@ -97,7 +97,10 @@ class Processes:
         logger.info(f"{self.name}: waits up to {JOINING} s for the others at {self.coordinator}")
         jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM, which ends a run in order
         try:
-            jax.distributed.initialize(self.coordinator, self.count, self.index, initialization_timeout=JOINING)
+            jax.distributed.initialize(  # a cluster's manager would show each process one device
+                self.coordinator, self.count, self.index, initialization_timeout=JOINING,
+                cluster_detection_method="deactivate",
+            )  # fmt: skip
         except Exception as error:  # of gRPC
             raise ConfigError(
                 f"the {self.count} processes did not meet at {self.coordinator} ({str(error).splitlines()[0]}). Start "
@@ -111,78 +114,67 @@ class Processes:
 
 def outline(tree: Any) -> Any:
     """Return the structure of a tree whose leaves are numbers, as plain values. Raises TypeError for another node."""
+    names, parts, kind = list[str](), list[Any](), type(tree)
     if isinstance(tree, int):
         return tree
-    if tree is None:
-        return ["none"]
-    if isinstance(tree, dict):
-        return ["dict", [[name, outline(part)] for name, part in tree.items()]]
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return ["named", _name_of(type(tree)), [outline(part) for part in tree]]
-    if isinstance(tree, (tuple, list)):
-        return ["tuple" if isinstance(tree, tuple) else "list", [outline(part) for part in tree]]
     if isinstance(tree, flax.struct.PyTreeNode):
-        fields = [field.name for field in dataclasses.fields(tree)]  # type: ignore[arg-type]
-        return ["struct", _name_of(type(tree)), [[name, outline(getattr(tree, name))] for name in fields]]
-    raise TypeError(f"a {type(tree).__name__} is no node of trees that travel between processes")
+        names = [field.name for field in dataclasses.fields(tree)]  # type: ignore[arg-type]
+        parts = [getattr(tree, name) for name in names]
+    elif isinstance(tree, dict):
+        names, parts = list(tree), list(tree.values())
+    elif isinstance(tree, (tuple, list)):
+        names, parts = list(getattr(tree, "_fields", ())), list(tree)
+    elif tree is not None:
+        raise TypeError(f"a {kind.__name__} is no node of trees that travel between processes")
+    name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}:{kind.__qualname__}"
+    return [name, names, [outline(part) for part in parts]]
 
 
 def outlined(found: Any) -> Any:
     """The inverse of `outline`. Raises TypeError for a class that is no node, or not known in this process."""
     if isinstance(found, int):
         return found
-    kind, *rest = found
-    match kind:
-        case "none":
+    name, names, parts = found[0], found[1], [outlined(part) for part in found[2]]
+    match name:
+        case "NoneType":
             return None
         case "dict":
-            return {name: outlined(part) for name, part in rest[0]}
-        case "tuple":
-            return tuple(map(outlined, rest[0]))
-        case "list":
-            return list(map(outlined, rest[0]))
-        case "named":
-            return _class_of(rest[0])(*map(outlined, rest[1]))
-        case "struct":
-            return _class_of(rest[0])(**{name: outlined(part) for name, part in rest[1]})
-    raise TypeError(f"unknown node {kind!r}")
-
-
-def _name_of(kind: type) -> str:
-    return f"{kind.__module__}:{kind.__qualname__}"
+            return dict(zip(names, parts, strict=True))
+        case "list" | "tuple":
+            return parts if name == "list" else tuple(parts)
+    return _class_of(name)(**dict(zip(names, parts, strict=True)))
 
 
 def _class_of(name: str) -> Any:
     """A class of this program, by name: nothing is imported for it."""
     module, _, path = name.partition(":")
     found = functools.reduce(lambda of, part: getattr(of, part, None), path.split("."), sys.modules.get(module))
-    node = isinstance(found, type) and (
-        issubclass(found, flax.struct.PyTreeNode) or (issubclass(found, tuple) and hasattr(found, "_fields"))
-    )
-    if not node:
+    if not (isinstance(found, type) and issubclass(found, (flax.struct.PyTreeNode, tuple)) and found is not tuple):
         raise TypeError(f"{name} is no node of trees here. Start all processes with the same version and settings")
     return found
 
 
-def _is_key(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+def _data(leaf: Any) -> tuple[np.ndarray, bool]:
+    """Return the numbers of an array that lies here alone, and whether it is a random key."""
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        raise RuntimeError("an array of all processes that process 0 made alone")
+    key = isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(leaf) if key else leaf), key
 
 
 # -- both sides ----------------------------------------------------------------------------------------------
 
 
 class Together:
-    """Runs the instructions of one process; `Devices` gives it the programs, in one order in every process.
+    """Runs the instructions of one process; `Devices`, on which arrays lie, gives it the programs, all in one order."""
 
-    Args:
-        devices: that arrays lie on.
-    """
+    devices: Devices
 
     def __init__(self, processes: Processes) -> None:
         self.processes = processes
-        self.devices: Devices
         self._programs: list[tuple[str, Callable[..., Any]]] = []
-        self._trees: list[Any] = []  # structures of arguments, by their order
+        self._counted = itertools.count()
+        self._over = threading.Event()
 
     def program(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
         """Take a program that all processes run; return what runs it in all."""
@@ -205,43 +197,39 @@ class Together:
             jax.block_until_ready(result)
         return result
 
+    def _numbered(self, result: Any) -> dict[int, Any]:
+        return {number: leaf for leaf, number in zip(jax.tree.leaves(result), self._counted, strict=False)}
+
     def _value(self, value: np.ndarray, *, key: bool) -> Any:
         return self.devices.placed(value, key=True) if key else value
 
 
-class _Link(NamedTuple):
-    """Addresses and key of a run's channel."""
-
-    instructions: int  # ports of process 0
-    signs: int
-    public: str
-
-    def to_bytes(self) -> np.ndarray:
-        return np.frombuffer(json.dumps(self).encode().ljust(256), np.uint8)
-
-    @classmethod
-    def of(cls, data: np.ndarray) -> _Link:
-        return cls(*json.loads(bytes(data)))
-
-
-def _socket(kind: int, *, server: Pair | None = None, of: _Link | None = None) -> zmq.Socket[bytes]:
+def _socket(kind: int, own: Pair, server: str = "") -> zmq.Socket[bytes]:
+    """A socket of process 0, or of another one with the public key of process 0's, `server`."""
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
     socket.linger, socket.sndhwm, socket.rcvhwm = 0, _AHEAD, _AHEAD
     socket.setsockopt(zmq.IPV6, 1)
-    if server is not None:
-        socket.curve_server, socket.curve_secretkey = True, server.secret.encode()
-        socket.curve_publickey = server.public.encode()
+    socket.curve_publickey, socket.curve_secretkey = own.public.encode(), own.secret.encode()
+    if server:
+        socket.curve_serverkey = server.encode()
+        socket.setsockopt(zmq.RECONNECT_IVL, -1)  # what a connection loses that breaks does not come again
+    else:
+        socket.curve_server = True
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-    if of is not None:
-        own = Pair.new()
-        socket.curve_serverkey, socket.curve_publickey = of.public.encode(), own.public.encode()
-        socket.curve_secretkey = own.secret.encode()
     return socket
 
 
 def _contract(config: ExperimentConfig) -> dict[str, Any]:
     found = {"version": version_info().text, "jax": jax.__version__, **to_dict(config)}
     return json.loads(json.dumps(found))  # tuples become lists, as those of another process do
+
+
+def _shared(values: Sequence[Any]) -> Any:
+    """Return the `values` of process 0."""
+    from jax.experimental.multihost_utils import broadcast_one_to_all  # slow to import, and few runs need it
+
+    data = broadcast_one_to_all(np.frombuffer(json.dumps(values).encode().ljust(256), np.uint8))
+    return json.loads(bytes(np.asarray(data)))
 
 
 # -- process 0 -----------------------------------------------------------------------------------------------
@@ -256,18 +244,14 @@ class Leader(Together):
 
     def __init__(self, processes: Processes, config: ExperimentConfig, end: Callable[[int], Any]) -> None:
         super().__init__(processes)
-        from jax.experimental.multihost_utils import broadcast_one_to_all  # slow to import, and few runs need it
-
-        self._end, self._numbers, self._next = end, dict[int, tuple[int, Any]](), 0
+        self._end, self._numbers = end, dict[int, tuple[int, Any]]()
         self._freed: deque[int] = deque()
         self._kinds: dict[Any, int] = {}  # structure of arguments -> its number
         self._others = [str(i).encode() for i in range(1, processes.count)]
-        pair = Pair.new()
-        self._down, signs = (_socket(zmq.ROUTER, server=pair) for _ in range(2))
-        down, up = (socket.bind_to_random_port("tcp://*") for socket in (self._down, signs))
-        broadcast_one_to_all(_Link(down, up, pair.public).to_bytes())
         self._stop_wanted: Callable[[], object] = lambda: None
-        self._over = threading.Event()
+        pair = Pair.new()
+        self._down, signs = (_socket(zmq.ROUTER, pair) for _ in range(2))
+        _shared([*(socket.bind_to_random_port("tcp://*") for socket in (self._down, signs)), pair.public])
         self._greet(_contract(config))
         self._watch = threading.Thread(target=self._watched, args=(signs,), name="learner-processes", daemon=True)
         self._watch.start()
@@ -280,8 +264,7 @@ class Leader(Together):
                 f"another process did not reach {self.processes.host} within {JOINING} s. Process 0 must be reachable "
                 "by the others at any port")  # fmt: skip
             name, *frames = self._down.recv_multipart(copy=False)
-            differ = difference(own, codec.decode(frames, _LIMITS).header)
-            if differ:
+            if differ := difference(own, codec.decode(frames, _LIMITS).header):
                 wrong = (
                     f"process {bytes(name.buffer).decode()} was not started as process 0 was ({differ[0]}). Give all "
                     "the same version, experiment and settings"
@@ -301,63 +284,66 @@ class Leader(Together):
         found, structure = jax.tree.flatten(args)
         coded, values = [], {}
         for i, leaf in enumerate(found):
-            known = self._numbers.get(id(leaf))
-            if known is not None and known[1]() is leaf:
-                coded.append(known[0])
-                continue
-            key = _is_key(leaf)
-            if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
-                raise RuntimeError("an array of all processes that process 0 made alone")
-            values[str(i)] = value = np.asarray(jax.random.key_data(leaf) if key else leaf)
-            coded.append(_KEY if key else _BY_VALUE)
-            found[i] = self._value(value, key=key)
+            if (known := self._number(leaf)) is None:
+                value, key = _data(leaf)
+                known, values[str(i)] = _KEY if key else _BY_VALUE, value
+                found[i] = self._value(value, key=key)
+            coded.append(known)
         header: dict[str, Any] = {"name": self._programs[number][0], "number": number, "leaves": coded}
-        if (kind := self._kinds.get(structure)) is None:
-            kind = self._kinds[structure] = len(self._kinds)
+        if structure not in self._kinds:
             header["outline"] = outline(jax.tree.unflatten(structure, range(len(found))))
-        self._send("call", header | {"kind": kind}, values)
-        with self._verdict():
+        kind = self._kinds.setdefault(structure, len(self._kinds))
+        with self._by_all():
+            self._send("call", header | {"kind": kind}, values)
             return self._noted(self._run(number, jax.tree.unflatten(structure, found)))
 
     def leaf(self, array: Any) -> jax.Array:
         """Place one array of a state or a base on the devices of all."""
-        if (known := self._numbers.get(id(array))) is not None and known[1]() is array:
+        if self._number(array) is not None:
             return array
-        key = _is_key(array)
-        value = np.asarray(jax.random.key_data(array) if key else array)
-        self._send("leaf", {"key": key}, {"0": value})
-        return self._noted(self.devices.placed(value, key=key))
+        value, key = _data(array)
+        with self._by_all():
+            self._send("leaf", {"key": key}, {"0": value})
+            return self._noted(self.devices.placed(value, key=key))
 
     def saves(self) -> Saves:
-        """How checkpoints of arrays of all processes are written."""
+        """How checkpoints of arrays of all processes are written. One that fails in a process ends all.
+
+        The others would wait for its part.
+        """
         return Saves(self.devices.copied, self.devices.checksums, self._begin_write)
 
     def _begin_write(self, path: Path, items: Mapping[str, Flat], info: Mapping[str, Any]) -> Callable[[], None]:
         header: dict[str, Any] = {"path": str(path), "info": json.dumps(info), "items": {}}
         values: dict[str, np.ndarray] = {}
         for item, flat in items.items():
-            numbers = header["items"][item] = []
-            for name, leaf in flat.items():
-                known = self._numbers.get(id(leaf))
-                numbers.append([name, _BY_VALUE if known is None else known[0]])
-                if known is None:
-                    values[f"{item} {name}"] = np.asarray(leaf)
-        self._send("save", header, values)
-        with self._verdict():
-            return begin_write(path, items, info)
+            numbers = {name: self._number(leaf) for name, leaf in flat.items()}
+            values |= {f"{item} {name}": _data(flat[name])[0] for name, number in numbers.items() if number is None}
+            header["items"][item] = numbers
+        with self._by_all():
+            self._send("save", header, values)
+            finish = begin_write(path, items, info)
+
+        def finished() -> None:
+            with self._by_all():
+                finish()
+
+        return finished
 
     def close(self) -> None:
         """Let the other processes end; after all instructions."""
-        if not self._over.is_set():
-            with contextlib.suppress(zmq.ZMQError):
-                self._send("end", {})
+        with contextlib.suppress(zmq.ZMQError):  # one is gone
+            self._send("end", {})
         self._over.set()
         self._watch.join()
-        self._down.close()
+        self._down.close(linger=int(1e3 * SILENCE))  # they may be behind
+
+    def _number(self, leaf: Any) -> int | None:
+        number, of = self._numbers.get(id(leaf), (None, None))
+        return number if of is not None and of() is leaf else None
 
     def _noted(self, result: Any) -> Any:
-        for leaf in jax.tree.leaves(result):
-            number, self._next = self._next, self._next + 1
+        for number, leaf in self._numbered(result).items():
             of = id(leaf)
 
             def forget(_: Any, of: int = of, number: int = number) -> None:
@@ -375,12 +361,14 @@ class Leader(Together):
             self._down.send_multipart([name, *frames], copy=False)  # waits while that process is far behind
 
     @contextlib.contextmanager
-    def _verdict(self) -> Iterator[None]:
-        """Let the watch name the process that is gone, of which a failed collective is the first sign."""
+    def _by_all(self) -> Iterator[None]:
+        """Around what all processes do. Where it fails or is interrupted here, they are out of step, and all end."""
         try:
             yield
-        except Exception:
-            self._over.wait(SILENCE + 2 * SIGN)
+        except BaseException as error:
+            if isinstance(error, Exception):  # it may be the first sign of a process that is gone: the watch names it
+                self._over.wait(SILENCE + 2 * SIGN)
+            self._give_up(f"{self.processes.name}: {error!r}")
             raise
 
     def _watched(self, signs: zmq.Socket[bytes]) -> None:
@@ -395,12 +383,13 @@ class Leader(Together):
                     if text == b"stop":
                         self._stop_wanted()
                     elif text:
-                        self._give_up(f"learner process {name.decode()}/{self.processes.count}: {text.decode()}")
+                        self._give_up(f"{self._named(name)}: {text.decode()}")
                 for name, last in heard.items():
                     if time.monotonic() - last > SILENCE and not self._over.is_set():
-                        self._give_up(
-                            f"learner process {name.decode()}/{self.processes.count} has been silent for {SILENCE:g} s"
-                        )
+                        self._give_up(f"{self._named(name)} has been silent for {SILENCE:g} s")
+
+    def _named(self, name: bytes) -> str:
+        return dataclasses.replace(self.processes, index=int(name)).name
 
     def _give_up(self, reason: str) -> None:
         logger.error(f"{reason}. All processes end: start them again with the same commands, and the run goes on")
@@ -411,46 +400,46 @@ class Leader(Together):
 
 
 class Follower(Together):
-    """A process other than 0: carries out what that one tells."""
+    """A process other than 0: carries out what that one tells. `end`: as `Leader`'s, where that one is gone."""
 
     def __init__(self, processes: Processes, config: ExperimentConfig, end: Callable[[int], Any]) -> None:
         super().__init__(processes)
-        from jax.experimental.multihost_utils import broadcast_one_to_all
-
-        self._end = end
-        self._arrays: dict[int, Any] = {}
-        self._next = 0
-        self._writing: threading.Thread | None = None
-        link = _Link.of(np.asarray(broadcast_one_to_all(np.zeros(256, np.uint8))))
-        self._up, self._signs = (_socket(zmq.DEALER, of=link) for _ in range(2))
-        for socket, port in ((self._up, link.instructions), (self._signs, link.signs)):
+        self._end, self._arrays = end, dict[int, Any]()
+        self._trees: list[Any] = []  # structures of arguments, by their numbers
+        *ports, public = _shared([])
+        self._up, self._signs = (_socket(zmq.DEALER, Pair.new(), public) for _ in range(2))
+        for socket, port in zip((self._up, self._signs), ports, strict=True):
             socket.setsockopt(zmq.IDENTITY, str(processes.index).encode())
             socket.connect(f"tcp://{processes.host}:{port}")
         self._up.send_multipart(codec.encode("hello", _contract(config)), copy=False)
         require(self._up.poll(1000 * JOINING) > 0, "coordinator",
-            f"process 0 at {processes.host} does not answer at port {link.instructions}. It must be reachable at any "
+            f"process 0 at {processes.host} does not answer at port {ports[0]}. It must be reachable at any "
             "port")  # fmt: skip
         wrong = codec.decode(self._up.recv_multipart(copy=False), _LIMITS).header["wrong"]
         require(not wrong, "process", wrong)
         self.stop = threading.Event()  # a signal came
-        self._over, self._says = threading.Event(), deque[bytes]()
+        self._reports = deque[bytes]()  # failures, for process 0
         self._watch = threading.Thread(target=self._watched, name="learner-processes", daemon=True)
         self._watch.start()
 
-    def follow(self) -> None:
-        """Carry out instructions until process 0 ends the run."""
+    def follow(self, prepare: Callable[[], object]) -> None:
+        """Carry out instructions until process 0 ends the run; first `prepare`, which gives `Devices` its programs."""
         try:
+            prepare()
             while self._instruction(codec.decode(self._up.recv_multipart(copy=False), _LIMITS)):
                 pass
         except BaseException as error:
-            self._says.append(f"{type(error).__name__}: {error}"[:500].encode())
-            self._over.wait(SILENCE + 2 * SIGN)  # process 0 may be gone, which the watch names
+            self._report(error)
+            # It may be the first sign of an end of process 0, which the watch names.
+            sign = isinstance(error, Exception) and not isinstance(error, SerlChunkError)
+            self._over.wait(2 * SIGN + (SILENCE if sign else 0))
             raise
         finally:
             self._over.set()
         self._watch.join()
-        if self._writing is not None:
-            self._writing.join()
+
+    def _report(self, error: BaseException) -> None:
+        self._reports.append(repr(error)[:500].encode())
 
     def _instruction(self, told: codec.Message) -> bool:
         header, values = told.header, told.arrays
@@ -458,19 +447,20 @@ class Follower(Together):
             self._arrays.pop(number, None)
         match told.kind:
             case "call":
-                self._keep(self._called(header, values))
+                self._arrays |= self._numbered(self._called(header, values))
             case "leaf":
-                self._keep(self.devices.placed(values["0"], key=header["key"]))
+                self._arrays |= self._numbered(self.devices.placed(values["0"], key=header["key"]))
             case "save":
                 items = {
-                    item: {n: values[f"{item} {n}"] if i == _BY_VALUE else self._arrays[i] for n, i in flat}
-                    for item, flat in header["items"].items()
+                    item: {n: values[f"{item} {n}"] if i is None else self._arrays[i] for n, i in numbers.items()}
+                    for item, numbers in header["items"].items()
                 }
                 finish = begin_write(Path(header["path"]), items, json.loads(header["info"]))
-                self._writing = threading.Thread(target=finish, name="checkpoint")
-                self._writing.start()
+                threading.Thread(target=self._finish, args=(finish,), name="checkpoint").start()
             case "folder":
-                _require_folder(Path(header["path"]))
+                require(Path(header["path"]).is_dir(), "checkpoint_path",
+                    f"{header['path']} is not there on {os.uname().nodename}. Give one on a disk that all processes "
+                    "share")  # fmt: skip
         return told.kind != "end"
 
     def _called(self, header: Mapping[str, Any], values: Mapping[str, np.ndarray]) -> Any:
@@ -485,16 +475,17 @@ class Follower(Together):
         ]
         return self._run(number, jax.tree.unflatten(self._trees[kind], found))
 
-    def _keep(self, result: Any) -> None:
-        for leaf in jax.tree.leaves(result):
-            self._arrays[self._next] = leaf
-            self._next += 1
+    def _finish(self, finish: Callable[[], None]) -> None:
+        try:
+            finish()
+        except Exception as error:  # of the disk
+            self._report(error)
 
     def _watched(self) -> None:
         heard = time.monotonic()
         with self._signs as signs:
             while not self._over.is_set():
-                text = self._says.popleft() if self._says else b"stop" if self.stop.is_set() else b""
+                text = self._reports.popleft() if self._reports else b"stop" if self.stop.is_set() else b""
                 with contextlib.suppress(zmq.ZMQError):
                     signs.send(text, zmq.NOBLOCK)
                 if signs.poll(int(1e3 * SIGN)):
@@ -502,13 +493,6 @@ class Follower(Together):
                     heard = time.monotonic()
                     self._over.wait(SIGN)
                 elif time.monotonic() - heard > SILENCE and not self._over.is_set():
-                    logger.error(f"learner process 0/{self.processes.count} has been silent for {SILENCE:g} s: it ends")
+                    leader = dataclasses.replace(self.processes, index=0).name
+                    logger.error(f"{leader} has been silent for {SILENCE:g} s: this process ends")
                     self._end(1)
-
-
-def _require_folder(run: Path) -> None:
-    if not run.is_dir():
-        raise ConfigError(
-            f"{run} is not there on {os.uname().nodename}. Give a --checkpoint_path on a disk that all processes share",
-            parameter="checkpoint_path",
-        )

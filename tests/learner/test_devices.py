@@ -108,7 +108,7 @@ def test_a_tree_is_made_anew_in_another_process(name):
 @pytest.mark.parametrize("name", ["os:system", "builtins:tuple", "serl_chunk.types:Absent", "no.such:Loss", ""])
 def test_what_is_no_node_of_a_tree_is_not_made(name):
     with pytest.raises(TypeError, match="same version"):
-        outlined(["named", name, [0]])
+        outlined([name, [], [0]])
 
 
 def test_one_device_runs_the_program_that_it_runs_without_devices():

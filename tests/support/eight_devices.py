@@ -14,6 +14,7 @@ import dataclasses
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,12 +32,14 @@ from serl_chunk.agents.base import Agent
 from serl_chunk.agents.groups.agent import GroupAgent
 from serl_chunk.agents.groups.rows import Episodes, uncredited
 from serl_chunk.agents.state import AgentState
+from serl_chunk.agents.vision import digest_of
 from serl_chunk.config.agents.groups import GroupAgentConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.groups import GroupConfig
 from serl_chunk.learner.devices import Devices
 from serl_chunk.learner.processes import Follower, Leader, Processes
 from serl_chunk.runs.checkpoints import CheckpointStore, Saves, read_item
+from serl_chunk.runs.openpi_checkpoints import export
 
 ROWS, UPDATES, LEAST = 16, 5, 256  # bytes from which an array is cut
 RATE = 0.05
@@ -72,15 +75,19 @@ def fresh(agent: Agent, state: AgentState) -> AgentState:
 def pi0(accumulate: int) -> tuple[Agent, AgentState, Callable[[Agent, Devices], Step]]:
     spec = dataclasses.replace(SPEC, micro_batches=accumulate)
     agent = optimised(pi0_agent(spec, trainable="expert"))
-    base = agent.new_base(jax.random.key(3))
+    base, state = agent.new_base(jax.random.key(3)), started(agent)
     once = jax.device_get(shown(agent))
     batch = jax.tree.map(lambda x: np.stack([np.concatenate([x, x[::-1]])]), once)
 
     def steps(agent: Agent, devices: Devices) -> Step:
         here, put = devices.place(base), devices.put({"policy": batch})
+        assert digest_of(here, agent.gathered) == digest_of(base)
+        with tempfile.TemporaryDirectory() as folder:  # by process 0 alone
+            trained, frozen = jax.device_get((state.policy, devices.gathered(here)))
+            export(f"{folder}/pi0", agent.config.pi0, trained["pi0"], frozen["pi0"])
         return lambda state: agent.update(state, here, put)
 
-    return agent, started(agent), steps
+    return agent, state, steps
 
 
 def critic() -> tuple[Agent, AgentState, Callable[[Agent, Devices], Step]]:
@@ -225,8 +232,7 @@ def one_of_several(folder: Path, case: str, coordinator: str, process: str) -> N
             print(json.dumps({case: compare(folder / case, make, accumulate, fsdp, leader)}))
     else:
         follower, agent = Follower(processes, started_with, os._exit), make()[0]
-        all_devices(agent, accumulate, fsdp, follower).adopt(agent)
-        follower.follow()
+        follower.follow(lambda: all_devices(agent, accumulate, fsdp, follower).adopt(agent))
 
 
 if __name__ == "__main__":

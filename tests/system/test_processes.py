@@ -141,6 +141,7 @@ def test_two_processes_of_one_learner_end_together_and_go_on(processes, environm
     second.kill()
     assert first.wait() == 1
     assert "learner process 1/2 has been silent for 20 s" in first.output
+    assert all(actor.running for actor in actors)
 
     first, second = two_processes(processes, run, environment["XLA_FLAGS"])
     trains(first, 20)
