@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 from actor_helpers import HumanOnTicks, make_config
 from full_disk import full_disk
-from operator_script import ACTING, BY, Desk, Press, Waiting
+from operator_script import ACTING, Desk, Press, Waiting
 
 from serl_chunk.cli import record
 from serl_chunk.cli.record import run_record
@@ -36,12 +36,12 @@ class Lab:
         self.folder, self._patch = folder, monkeypatch
         self.env = Waiting(length=400)
 
-    def record(self, script, n=2, *, keep="successes", policy="human", ready="", by="terminal") -> int:
+    def record(self, script, n=2, *, keep="successes", policy="human", ready="") -> int:
         desks: list[Desk] = []
         self._patch.setattr(record, "make_env", lambda robot: self.env)
         self._patch.setattr(record, "spec_of", lambda config: self.env.robot_spec)
         self._patch.setattr(record, "open_human", lambda *a: HumanOnTicks(frozenset(range(1000))))
-        self._patch.setattr(record, "console_of", Desk.opening(script, desks, ready=ready, by=by))
+        self._patch.setattr(record, "console_of", Desk.opening(script, desks, ready=ready))
         try:
             return run_record(make_config(), n, str(self.folder), policy=policy, noise=None, cameras=(), keep=keep)
         except KeyboardInterrupt:
@@ -117,11 +117,10 @@ TABLE: dict[str, dict[Action, Left]] = {  # state -> what a key with an effect l
 }
 
 
-@pytest.mark.parametrize("by", BY)
 @pytest.mark.parametrize(("state", "action"), [(s, a) for s, table in TABLE.items() for a in table])
-def test_each_key_with_an_effect(lab, state, action, by):
+def test_each_key_with_an_effect(lab, state, action):
     words = ACTING if state == "ACTING" else (ActorState(state),)
-    status = lab.record([*BEFORE[state], Press(action, words)], ready="first" if state == "WAITING" else "", by=by)
+    status = lab.record([*BEFORE[state], Press(action, words)], ready="first" if state == "WAITING" else "")
     assert lab.desk.console.script == []
     assert Left(lab.kept(), lab.env.seeds, lab.desk.sent, len(lab.aside()), status) == TABLE[state][action]
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 from actor_helpers import HumanOnTicks, NoisyAgent, make_config, make_policy
-from operator_script import BY, Desk, Press, Waiting
+from operator_script import Desk, Press, Waiting
 
 from serl_chunk.console.bindings import Action, ActorState
 from serl_chunk.evaluation.results import INTERVENTION
@@ -36,7 +36,7 @@ class Evaluation:
         self.env.starts_repeat = True
         ended: list[bool] = []
         operator = EvaluationOperator(wait=lambda seconds: None)
-        options = {k: more.pop(k) for k in ("ready", "usual", "by") if k in more}
+        options = {k: more.pop(k) for k in ("ready", "usual") if k in more}
         self.desk = Desk(script, amend=operator.amend, end=lambda: ended.append(True), **{"usual": USUAL, **options})
         operator.operator = self.desk.operator
         self.results = evaluate_in_turns(
@@ -120,13 +120,12 @@ TABLE: dict[str, tuple[Left, dict[Action, Left]]] = {  # state -> what keys with
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("by", BY)
 @pytest.mark.parametrize("action", Action)
 @pytest.mark.parametrize("state", TABLE)
-def test_every_key_in_every_state(state, action, by):
+def test_every_key_in_every_state(state, action):
     others, table = TABLE[state]
     words = (ActorState.HOLD,) if state == "ASKED" else (ActorState(state),)
-    done = Evaluation([*BEFORE[state], Press(action, words)], ready="first" if state == "WAITING" else "", by=by)
+    done = Evaluation([*BEFORE[state], Press(action, words)], ready="first" if state == "WAITING" else "")
     assert done.desk.console.script == []
     expected, data = table.get(action, others), done.result.to_json()
     outcomes = [(e["seed"] - EVAL_SEED_BASE, e["outcome"], e["length"]) for e in data["episodes"]]

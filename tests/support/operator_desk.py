@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import live_desk
 import numpy as np
 from actor_helpers import HumanOnTicks, LineEnv, ListSink, make_config
-from operator_script import PedalEvent
 from ptys import Pty, wait_until
 
 from serl_chunk.actor.episode import EpisodeRunner
@@ -82,6 +81,12 @@ class Press(NamedTuple):
 
     when: Callable[[], bool] | float  # a condition, or seconds after the press before
     what: bytes | Action | tuple[str, bool]  # typed, requested by a page, or pedal and whether it is pressed
+
+
+class PedalEvent(NamedTuple):
+    name: str
+    pressed: bool
+    stamp: float
 
 
 class Pedal:

@@ -10,10 +10,8 @@ from typing import NamedTuple
 from actor_helpers import LineEnv
 from live_desk import Robot
 
-from serl_chunk.console.bindings import GESTURES, REPEAT, Action, ActorState
-from serl_chunk.console.gestures import LONG
+from serl_chunk.console.bindings import Action, ActorState
 from serl_chunk.console.view import ConsoleState
-from serl_chunk.operator.devices import OperatorDevices
 from serl_chunk.operator.operator import Operator
 from serl_chunk.types import ShownRobot
 
@@ -80,71 +78,15 @@ class Console:
         self.states.append(state)
 
 
-class PedalEvent(NamedTuple):
-    name: str
-    pressed: bool
-    stamp: float
-
-
-class PedalConsole(Console):
-    """The same by a foot pedal, for actions that it has; its operator takes them in at the same poll."""
-
-    devices: OperatorDevices  # whose pedal and clock this console is
-    name, alive = "pedal", True
-
-    def __init__(self, *args) -> None:
-        super().__init__(*args)
-        self.foot = 0.0  # the pedal's clock: a long press takes a poll, as a key does
-        self._events: list[PedalEvent] = []
-        self._by = {action: gestures[0] for action, gestures in GESTURES.items()}
-
-    def actions(self) -> Iterator[Action]:
-        for action in super().actions():
-            held = self.shown is not None and self.shown.held_by  # at the robot's server: only a key goes on
-            if action not in self._by or (action is Action.GO and held):
-                yield action
-                continue
-            pedal, long = self._by[action].removeprefix("pedal_").removesuffix("_long"), "long" in self._by[action]
-            self.foot += REPEAT  # else it may be a bounce
-            self._move(pedal, pressed=True)
-            self.foot += LONG + DT if long else DT
-            self.devices.look()
-            self._move(pedal, pressed=False)
-
-    def _move(self, pedal: str, *, pressed: bool) -> None:
-        self._events.append(PedalEvent(pedal, pressed, self.foot))
-        self.devices.look()
-
-    def read(self) -> PedalConsole:
-        return self
-
-    def keys(self) -> list[PedalEvent]:
-        events, self._events = self._events, []
-        return events
-
-
-BY = {"terminal": Console, "pedal": PedalConsole}
-
-
 class Desk:
-    """An operator of `amend` and `end`, with the script that it follows and the requests that the robot got.
+    """An operator of `amend` and `end`, with the script that it follows and the requests that the robot got."""
 
-    `by`: where the keys come from, a "terminal" or a "pedal".
-    """
-
-    def __init__(
-        self, script: Sequence[Press], *, amend, end, usual=USUAL, ready: str = "", by: str = "terminal"
-    ) -> None:
-        self.console, self.robot = BY[by](script, usual), Robot()
-        devices = OperatorDevices(
-            pedal=self.console if by == "pedal" else None, clock=lambda: getattr(self.console, "foot", 0.0)
-        )
+    def __init__(self, script: Sequence[Press], *, amend, end, usual=USUAL, ready: str = "") -> None:
+        self.console, self.robot = Console(script, usual), Robot()
         self.operator = Operator(
             self.console, self.robot, amend=amend, end=end, now=lambda: self.console.time, ready=ready,
-            pause=lambda seconds: None, devices=devices,
+            pause=lambda seconds: None,
         )  # fmt: skip
-        if by == "pedal":
-            self.console.devices = devices
 
     @classmethod
     def opening(cls, script: Sequence[Press], opened: list[Desk], **options):
