@@ -11,6 +11,7 @@ import re
 import runpy
 import subprocess
 import threading
+import types
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,7 +21,10 @@ import pytest
 from agent_tools import drawn
 from errors import naming
 from learner_tools import agent_of
+from ports import free_port
 from processes import settings
+from transport_tools import eventually
+from transport_tools import serving as learner_serving
 
 from serl_chunk.actor.policy import LocalPolicy, Request
 from serl_chunk.agents.spec import agent_spec
@@ -30,7 +34,10 @@ from serl_chunk.cli.keys import LearnerAddress
 from serl_chunk.cli.process import load, split_overrides
 from serl_chunk.cli.serve import ServedPolicy, ServeOptions, run_serve
 from serl_chunk.config.agents.gripper import GripperConfig
+from serl_chunk.config.compatibility import contract
 from serl_chunk.data.preprocess import Preprocess, fit_preprocess
+from serl_chunk.data.prompts import tokens_digest
+from serl_chunk.learner.service import welcome_of
 from serl_chunk.outcomes.robot import spec_of
 from serl_chunk.robots.registry import make_env
 from serl_chunk.runs.checkpoints import CheckpointStore
@@ -38,7 +45,7 @@ from serl_chunk.runs.folder import open_run
 from serl_chunk.serving.client import PolicyClient
 from serl_chunk.serving.endpoint import Address
 from serl_chunk.transport.client import link as client_link
-from serl_chunk.types import IMAGE_PREFIX, STATE, ConfigError
+from serl_chunk.types import IMAGE_PREFIX, STATE, ConfigError, PolicyOrigin, Snapshot
 
 pytest.importorskip("websockets")
 openpi = pytest.importorskip("openpi_client.websocket_client_policy")
@@ -49,6 +56,8 @@ CHANGES = [
     *settings(),
     f"--config.agent.image_keys={','.join(CAMERAS)}",
     "--config.robot.image_size=16",
+    "--config.agent.encoder.features=4,4",
+    "--config.agent.encoder.latent=8",
     "--config.agent.language.tokenizer=bytes",
     "--config.agent.language.length=96",
 ]
@@ -250,6 +259,28 @@ def test_our_client_is_served_with_a_key(config, run, env):
     ):
         assert client.wait(10)
         assert client.infer(aloha(observed(env, 0)))["actions"].shape == (config.chunk.horizon, 14)
+
+
+def test_what_a_learner_publishes_is_served_from_its_newest_snapshot_on(config, agent, env, policy, caplog):
+    caplog.set_level("INFO", "serl_chunk")
+    so_far = types.SimpleNamespace(preprocess=policy.preprocess, episodes=0, env_steps=0, human_ticks=0)
+    digests = {"base": agent.base_digest, "tokens": tokens_digest(config)}
+    how = {"config": config.transport, "contract": contract(config, env.robot_spec, agent.network_shape(), **digests)}
+    params, request = agent.flatten_params(agent.published(drawn(agent), {})), aloha(observed(env, 0))
+    address = LearnerAddress("127.0.0.1", free_port(), "s", None, True)
+    origin = PolicyOrigin("run", policy.preprocess.digest())
+    with learner_serving(address.port, welcome=lambda: welcome_of(so_far), **how) as learner:
+        learner.publish(Snapshot(1, params, origin=origin), {})
+        with (
+            serving(config, ServeOptions(learner=address, port=0, largest=1)) as port,
+            contextlib.closing(PolicyClient(Address("127.0.0.1", port))) as client,
+        ):
+            assert client.wait(10)
+            assert client.infer(request)["policy_version"] == 1
+            learner.publish(Snapshot(7, params, origin=origin), {})
+            eventually(lambda: client.infer(request)["policy_version"] == 7)
+    assert "policy version 7 is served" in caplog.text
+    assert re.search(r"batches by number of clients: \{1: \d+", caplog.text)
 
 
 ABSENT = dict.fromkeys(("checkpoint_path", "checkpoint_step", "ip", "learner_port", "keys", "actor_id", "api_key"))
