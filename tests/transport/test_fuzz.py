@@ -101,18 +101,14 @@ def test_every_valid_message_is_taken_by_its_decoder():
     assert [feed(frames) >= 2 for frames in valid_messages()].count(True) >= 8
 
 
-def test_the_decoders_raise_nothing_but_wire_errors():
-    messages, taken = fuzz_decoders(1, 40_000)
-    assert 4_000 < messages < 39_000  # it gets past the first check, and is not simply valid
-    assert taken > 400
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_a_million_decoder_inputs():
-    start = time.monotonic()
-    messages, taken = fuzz_decoders(time.time_ns(), 1_000_000)
-    print(f"\n1,000,000 inputs in {time.monotonic() - start:.0f} s: {messages} messages, {taken} taken as something")
+@pytest.mark.parametrize(
+    ("seed", "inputs"), [(1, 15_000), pytest.param(time.time_ns(), 1_000_000, marks=pytest.mark.slow, id="a million")]
+)
+def test_the_decoders_raise_nothing_but_wire_errors(seed, inputs):
+    messages, taken = fuzz_decoders(seed, inputs)
+    assert 0.1 < messages / inputs < 0.975  # it gets past the first check, and is not simply valid
+    assert taken > 0.01 * inputs
 
 
 def spooled(folder) -> Spool:
@@ -226,26 +222,18 @@ def under_fire(folder, seconds: float, messages: int, threads: int) -> dict[str,
     return {**counted, "sent": sum(sent.values()), "episodes": episodes, "tokens": len(tokens)}
 
 
-@pytest.mark.parametrize("max_malformed", [
-    pytest.param(8, id="limited", marks=pytest.mark.slow), pytest.param(10**9, id="every message read"),
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("max_malformed", "seconds", "messages", "threads"), [
+    pytest.param(10**9, 6.0, 500, 1, id="every message read"),
+    pytest.param(8, 30.0, 100_000, 2, id="limited", marks=pytest.mark.slow),
+    pytest.param(10**9, 30.0, 100_000, 2, id="every one of 100,000 read", marks=pytest.mark.slow),
 ])  # fmt: skip
-def test_a_learner_under_fire_serves_a_good_actor(max_malformed, tmp_path, monkeypatch):
+def test_a_learner_under_fire_serves_a_good_actor(max_malformed, seconds, messages, threads, tmp_path, monkeypatch):
     monkeypatch.setattr(sockets, "MAX_MALFORMED", max_malformed)
-    counted = under_fire(tmp_path, 6.0, 500, 1)
+    counted = under_fire(tmp_path, seconds, messages, threads)
+    assert counted["sent"] >= messages
     assert counted["malformed"] > 100
     assert (counted["ignored"] > 0) == (max_malformed == 8)
     assert counted["stale"] > 0
     assert counted["episodes"] > 3
     assert counted["tokens"] > 3
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("max_malformed", [8, 10**9], ids=["limited", "every message read"])
-def test_a_hundred_thousand_messages_to_a_live_learner(max_malformed, tmp_path, monkeypatch):
-    start = time.monotonic()
-    monkeypatch.setattr(sockets, "MAX_MALFORMED", max_malformed)
-    counted = under_fire(tmp_path, 30.0, 100_000, 2)
-    shown = ("sent", "malformed", "ignored", "stale", "refused", "rejected", "episodes", "tokens")
-    print(f"\nin {time.monotonic() - start:.0f} s:", {k: int(counted[k]) for k in shown})
-    assert counted["sent"] >= 100_000

@@ -307,7 +307,7 @@ def test_frames_are_written_one_by_one_and_a_failure_amid_a_write_is_that_failur
 @pytest.mark.parametrize(
     ("episodes", "kills", "workers"),
     [
-        pytest.param(60, 3, (1,), marks=pytest.mark.system),
+        pytest.param(40, 1, (1,), marks=pytest.mark.system),
         pytest.param(150, 8, tuple(seed % 4 for seed in range(10)), marks=pytest.mark.slow),
     ],
 )
