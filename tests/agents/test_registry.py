@@ -58,8 +58,8 @@ def batches(config: ExperimentConfig, agent: Agent):
 
 # Whose updates and decisions are traced: those of the others differ in numbers alone.
 TRACED = {
-    "": ("qc", "qc-fql", "bfn-n", "fql-n", "rlpd", "hil-serl", "rlpd-qc", "qc-rlpd", "decoupled", "bc", "bc-gaussian"),
-    "qc": ("rlpd-qc", "rlpd-ac", "bc"),
+    "": ("qc", "qc-fql", "bfn-n", "rlpd", "hil-serl", "qc-rlpd", "decoupled", "bc", "bc-gaussian"),
+    "qc": ("rlpd-ac", "bc"),
 }
 OF_FLOWS = [preset for preset in PRESETS if preset != "acrlpd-pi0"]
 PAIRS = [(preset, compat) for preset in OF_FLOWS for compat in ("", "qc") if not (compat and preset in NOT_OF_COMPAT)]
