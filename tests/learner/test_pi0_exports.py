@@ -8,12 +8,11 @@ from unittest import mock
 import jax
 import ml_dtypes
 import numpy as np
-from agent_tools import critic
 from learner_tools import learner_of, let_go
 from pi0_agents import SMALL
 
 from serl_chunk.cli.record import run_record
-from serl_chunk.config.agents.acfql import AcfqlConfig
+from serl_chunk.config.agents.bc import BcConfig
 from serl_chunk.config.agents.language import LanguageConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.learner import learner as learner_module
@@ -24,9 +23,7 @@ from serl_chunk.runs.openpi_checkpoints import Checkpoint
 def test_each_period_leaves_the_acting_pi0_and_a_disk_that_is_full_ends_no_training(tmp_path, monkeypatch, caplog):
     base = load_experiment("fake_aloha")
     model = dataclasses.replace(SMALL, action_dim=23, depth=1, trainable="expert", steps=1)
-    agent = AcfqlConfig(
-        policy="pi0", pi0=model, language=LanguageConfig("bytes", 32), critic=critic(), policy_updates=1
-    )
+    agent = BcConfig(policy="pi0", pi0=model, language=LanguageConfig("bytes", 32), policy_updates=1)
     loop = dataclasses.replace(
         base.learner, batch_size=4, pretrain_steps=0, critic_pretrain_steps=0, offline_steps=3, online_steps=0,
         export_period=1,
