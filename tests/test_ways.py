@@ -39,7 +39,7 @@ from serl_chunk.transport.storage.spool import Spool
 from serl_chunk.types import STATE, Step, StepBlock
 from serl_chunk_robot.wire.codec import Limits
 
-pytestmark = pytest.mark.compiles
+pytestmark = [pytest.mark.compiles, pytest.mark.slow]  # threads of a whole learner are traced, ten seconds
 
 ROOTS = [Path(package.__file__).resolve().parent for package in (serl_chunk, serl_chunk_robot)]
 SHAPES = ("types.py",)  # the data themselves

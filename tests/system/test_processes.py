@@ -25,7 +25,6 @@ from processes import (
     descendants,
     learner_totals,
     resumed_at,
-    settings,
 )
 from system_accounts import journal_rows
 
@@ -248,30 +247,6 @@ def test_each_demonstration_arrives_once_whoever_is_killed(processes, tmp_path):
     assert 0 < len(rows) <= len(online)  # the one that was open at the kill is in neither
     assert 0 <= steps - sum(e.length for e in online) < 40  # of that one
     assert not any("demonstrations" in row["actor_id"] for row in rows)
-
-
-def test_a_server_serves_what_its_learner_publishes(processes, tmp_path):
-    """tests/actor/test_remote_policy.py has servers that are lost, and come back."""
-    pytest.importorskip("websockets")
-    run, port = tmp_path / "run", free_port()
-    learner = processes.learner(run, **ENDLESS)
-    server = processes.start(
-        "serve", "--exp_name", "fake_aloha", "--ip", "127.0.0.1", "--learner_port", str(processes.port),
-        "--port", str(port), "--max_batch", "1", *settings(**ENDLESS),
-    )  # fmt: skip
-    actor = processes.actor(f"--config.actor.policy=openpi://127.0.0.1:{port}", **ENDLESS)
-
-    def episodes():
-        return len(read_metrics(run)["episode"]) if (run / "metrics.jsonl").exists() else 0
-
-    learner.until(lambda: episodes() >= 3, "no episodes by the server's chunks")
-    server.says("is served")  # a newer policy version
-    learner.signal(signal.SIGTERM)
-    learner.ends()
-    _, steps = actor_totals(actor.ends())
-    assert steps > 0
-    server.signal(signal.SIGTERM)
-    assert re.search(r"batches by number of clients: \{1: \d+", server.ends())
 
 
 TWO_RUNS = {"learner__max_steps": 1_000_000, "learner__warmup_episodes": 1}
