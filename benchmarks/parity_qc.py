@@ -25,7 +25,7 @@ import numpy as np
 from support.qc_case import Case
 
 from serl_chunk.agents.published_qc import EDGE, PublishedAcrlpd
-from serl_chunk.agents.state import AgentState, Noise
+from serl_chunk.agents.state import AgentState, Committed, Noise
 from serl_chunk.types import STATE, ChunkBatch, DataError
 
 TOLERANCE = 2e-5
@@ -192,7 +192,8 @@ class Comparison:
         sample, agent = self.case.group("sample"), self.case.agent
         if not {"observation", "noise", "action"} <= set(sample):
             return
-        prefix = (np.zeros((self.case.steps, self.case.action_dim), np.float32), np.zeros(self.case.steps, np.float32))
+        steps = self.case.steps
+        prefix = Committed(np.zeros((steps, self.case.action_dim), np.float32), np.zeros(steps, np.float32))
         noise = sample["noise"].astype(np.float32).reshape(-1, agent.chunk_dim)
         observation = {STATE: jnp.asarray(sample["observation"], jnp.float32).reshape(-1)}
         chunk, _ = jax.jit(agent.act)(agent.policy_params(state), {}, observation, noise, prefix)
@@ -205,8 +206,8 @@ Named = tuple[dict[str, jax.Array], dict[str, jax.Array]]
 
 def _acrlpd(agent: Any, state: Any, batch: Any, critic: Noise, policy: Noise, metrics: dict[str, jax.Array]) -> Named:
     context = lambda observations: agent.perception.policy_context(state.policy, state.critic, {}, observations)  # noqa: E731
-    following = agent.gaussian.distribution(state.policy["net"], context(batch.next_observations))
-    now = agent.gaussian.distribution(state.policy["net"], context(batch.observations))
+    following = agent.net.distribution(state.policy["net"], context(batch.next_observations))
+    now = agent.net.distribution(state.policy["net"], context(batch.observations))
     action, log_prob = now.sample_and_log_prob(policy["pi"])
     features = agent.perception.critic_context(state.critic, {}, batch.observations).features
     noise, flat = critic["next"][:, 0], batch.actions.reshape(len(batch.actions), -1)
@@ -244,9 +245,8 @@ def _acfql(agent: Any, state: Any, batch: Any, critic: Noise, policy: Noise, met
         taught = agent.bounded(agent.flow.sample(state.policy["flow"], context, policy["distill"][:, None]))
         mid["target_flow_actions"] = taught.reshape(len(taught), -1)
     else:
-        sampled = agent.sampled(state.policy, state.critic, {}, batch.next_observations, critic["next"])
+        sampled, context = agent.candidates(state.policy, state.critic, {}, batch.next_observations, critic["next"])
         chunks = agent.critic.truncate_flatten(sampled)
-        context = agent.perception.critic_context(state.critic, {}, batch.next_observations)
         values = agent.critic.candidate_values(state.critic, context.features, chunks)
         mid |= {"next_candidates": chunks, "next_candidate_q": values, "next_index": jnp.argmax(values, 1)}
     losses = {

@@ -53,10 +53,10 @@ class Regression(sc.Agent):
     def policy_params(self, state, *, pretrained=False):
         return {"policy": self.acting_policy(state)}
 
-    def acting_noise(self, params, key, observation, *, explore, alone=False):
+    def acting_noise(self, key, observation, *, explore, alone=False):
         return 0.05 * explore * jax.random.normal(key, (1, self.chunk_dim))
 
-    def act(self, params, base, observation, noise, committed, alone=False):
+    def act(self, params, base, observation, noise, committed):
         chunk = self.chunk(params["policy"], base, observation)[None] + noise.reshape(1, self.spec.horizon, -1)
         return self.finished(chunk, committed)[0], {}
 

@@ -24,10 +24,11 @@ from serl_chunk.agents.actor_critic import ActorCritic
 from serl_chunk.agents.compilation import Compile, Place, compiled
 from serl_chunk.agents.losses.imitation import imitated, imitated_numbers
 from serl_chunk.agents.losses.improvement import q_gradient_loss
-from serl_chunk.agents.policies.base import ChunkPolicy, observation_key
+from serl_chunk.agents.policies.base import observation_key
 from serl_chunk.agents.policies.choice import policy_of
-from serl_chunk.agents.spec import AgentSpec, BatchSpec, FeatureSpec
+from serl_chunk.agents.spec import AgentSpec, BatchSpec
 from serl_chunk.agents.state import (
+    Acted,
     AgentState,
     Alone,
     Committed,
@@ -39,37 +40,16 @@ from serl_chunk.agents.state import (
     Params,
     key_of,
 )
-from serl_chunk.agents.vision import ObservationEmbedder
 from serl_chunk.config.agents.acfql import AcfqlConfig
 from serl_chunk.models.sums import mean_of
 from serl_chunk.types import STATE, ChunkBatch
 
 
 class FlowActor(ActorCritic):
-    """Base of agents that act by the best of some samples of a policy, whose tree is `AgentState.policy`."""
-
-    net: ChunkPolicy
-
-    def act_by(self, net: ChunkPolicy) -> None:
-        """Take the policy, once."""
-        self.net, self.with_base = net, net.with_base
+    """Base of agents that act by the best of some samples of a policy."""
 
     def init(self, rng: jax.Array) -> AgentState:
         return self.initial_state(rng, self.net.init(key_of(rng, "flow")))
-
-    def pretrained(self, state: AgentState) -> AgentState:
-        policy = self.net.pretrained(state.policy, self.place)
-        average = self.copied(policy) if state.policy_average else {}
-        return super().pretrained(state).replace(policy=policy, policy_average=average)
-
-    def seen_by_policy(self, state: AgentState, base: Params, batch: ChunkBatch) -> ChunkBatch:
-        return self.net.augmented(state.rng, base, batch)
-
-    def embedder(self, base: Params) -> ObservationEmbedder | None:
-        return self.net.embedder(base)
-
-    def cached_features(self) -> dict[str, FeatureSpec]:
-        return self.net.cached_features()
 
     def shown(self, policy: Params, critic: Params, base: Params, observation: Observation) -> Context:
         """An observation as what samples it reads it."""
@@ -77,16 +57,12 @@ class FlowActor(ActorCritic):
 
     def candidates(
         self, policy: Params, critic: Params, base: Params, observation: Observation, noise: Any,
-        committed: Committed | None = None, alone: Alone = False,
+        committed: Committed | None = None,
     ) -> tuple[jax.Array, Context]:  # fmt: skip
         """The candidates float32[..., N, H, A] of an observation, and what the critic sees of it."""
         context = self.shown(policy, critic, base, observation)
         seen = self.perception.critic_context(critic, base, self.net.described(context, base, observation))
         return self.samples(policy, base, context, noise, committed), seen
-
-    def sampled(self, policy: Params, critic: Params, base: Params, observation: Observation, noise: Any) -> jax.Array:
-        """`samples` of an observation."""
-        return self.samples(policy, base, self.shown(policy, critic, base, observation), noise)
 
     def samples(
         self, policy: Params, base: Params, context: Context, noise: Any, committed: Committed | None = None
@@ -94,22 +70,13 @@ class FlowActor(ActorCritic):
         """Chunks float32[..., N, H, A] of the policy that acts, within model space, from noise [..., N, ...]."""
         return self.bounded(self.net.sample(self.net.network(policy, base), context, noise, committed))
 
-    def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
-        """The policy's."""
-        return self.net.draws(key, len(batch.actions))
-
-    def acting_noise(
-        self, params: Params, key: jax.Array, observation: Observation, *, explore: bool, alone: Alone = False
-    ) -> Noise:
+    def acting_noise(self, key: jax.Array, observation: Observation, *, explore: bool, alone: Alone = False) -> Noise:
         return self.net.candidate_noise(key, observation, self.config.candidates, explore=explore, alone=alone)
 
-    def act(
-        self, params: Params, base: Params, observation: Observation, noise: Noise, committed: Committed,
-        alone: Alone = False,
-    ) -> tuple[jax.Array, Metrics]:  # fmt: skip
+    def act(self, params: Params, base: Params, observation: Observation, noise: Noise, committed: Committed) -> Acted:
         policy, critic = params.get("policy", {}), params["critic"]  # a constant one has no parameters
-        chunks, seen = self.candidates(policy, critic, base, observation, noise, committed, alone)
-        return self.choose(params, seen, self.finished(chunks, committed), alone)[:2]
+        chunks, seen = self.candidates(policy, critic, base, observation, noise, committed)
+        return self.choose(params, seen, self.finished(chunks, committed), committed.alone)[:2]
 
 
 class Acfql(FlowActor):
@@ -126,11 +93,9 @@ class Acfql(FlowActor):
         super().compile(by, shares=shares, place=place)
         self.relabel = by(self._relabel, batch=2)
 
-    def acting_noise(
-        self, params: Params, key: jax.Array, observation: Observation, *, explore: bool, alone: Alone = False
-    ) -> Noise:
+    def acting_noise(self, key: jax.Array, observation: Observation, *, explore: bool, alone: Alone = False) -> Noise:
         """The candidates'; with `edit_scale` that of the first, "x", and the steps of the others, "edit"."""
-        noise = super().acting_noise(params, key, observation, explore=explore, alone=alone)
+        noise = super().acting_noise(key, observation, explore=explore, alone=alone)
         if not (scale := self.config.edit_scale):
             return noise
         key = key_of(key if explore else observation_key(observation), "edit")
@@ -164,7 +129,7 @@ class Acfql(FlowActor):
 
     def candidate_draws(self, key: jax.Array, observations: Observation) -> Noise:
         """The noise of candidates that explore, a leading axis B on every array."""
-        draw = lambda key, one: self.acting_noise({}, key, one, explore=True)  # noqa: E731
+        draw = lambda key, one: self.acting_noise(key, one, explore=True)  # noqa: E731
         return jax.vmap(draw)(jax.random.split(key, len(observations[STATE])), observations)
 
     def batch_spec(self, part: str) -> BatchSpec:

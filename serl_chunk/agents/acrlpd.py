@@ -15,17 +15,7 @@ from serl_chunk.agents.losses.imitation import imitated, imitated_numbers
 from serl_chunk.agents.losses.improvement import soft_actor_loss
 from serl_chunk.agents.policies.gaussian import GaussianPolicy
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import (
-    AgentState,
-    Alone,
-    Committed,
-    Loss,
-    Metrics,
-    Noise,
-    Observation,
-    Params,
-    key_of,
-)
+from serl_chunk.agents.state import Acted, AgentState, Alone, Committed, Loss, Noise, Observation, Params, key_of
 from serl_chunk.config.agents.acrlpd import AcrlpdConfig
 from serl_chunk.models.distributions import TanhNormal
 from serl_chunk.models.sums import mean_of
@@ -33,35 +23,27 @@ from serl_chunk.types import ChunkBatch
 
 
 class GaussianActor(ActorCritic):
-    """Base of agents that act by a Gaussian whose entropy a temperature keeps near `target_entropy`.
+    """Base of agents that act by a Gaussian, of parameters {"encoder", "net"}."""
 
-    The policy's parameters: {"encoder", "net"}; alpha = exp(`log_alpha`) of `AgentState.temperature`.
-    """
-
-    gaussian: GaussianPolicy
+    net: GaussianPolicy
 
     def init(self, rng: jax.Array) -> AgentState:
-        return self.initial_state(rng, self.gaussian.init(key_of(rng, "policy")))
+        return self.initial_state(rng, self.net.init(key_of(rng, "policy")))
 
     def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
         return {"pi": jax.random.normal(key_of(key, "pi"), (batch.actions.shape[0], self.chunk_dim))}
 
-    def acting_noise(
-        self, params: Params, key: jax.Array, observation: Observation, *, explore: bool, alone: Alone = False
-    ) -> jax.Array:
-        return self.gaussian.candidate_noise(key, observation, self.config.candidates, explore=explore)
+    def acting_noise(self, key: jax.Array, observation: Observation, *, explore: bool, alone: Alone = False) -> Noise:
+        return self.net.candidate_noise(key, observation, self.config.candidates, explore=explore)
 
-    def act(
-        self, params: Params, base: Params, observation: Observation, noise: Noise, committed: Committed,
-        alone: Alone = False,
-    ) -> tuple[jax.Array, Metrics]:  # fmt: skip
+    def act(self, params: Params, base: Params, observation: Observation, noise: Noise, committed: Committed) -> Acted:
         policy = params["policy"]
         context = self.perception.policy_context(policy, params["critic"], base, observation)
-        chunks, log_prob = self.gaussian.sample_and_log_prob(policy["net"], context, noise)
+        chunks, log_prob = self.net.sample_and_log_prob(policy["net"], context, noise)
         seen = self.perception.critic_context(params["critic"], base, observation)
-        chunk, record, best = self.choose(params, seen, self.finished(chunks, committed), alone)
+        chunk, record, best = self.choose(params, seen, self.finished(chunks, committed), committed.alone)
         # Committed actions were not drawn from the policy.
-        free = jnp.broadcast_to(committed[1][:, None] == 0, committed[0].shape)
+        free = jnp.broadcast_to(committed.mask[:, None] == 0, committed.actions.shape)
         return chunk, record | {
             "log_prob": jnp.sum(log_prob[best], where=free) / jnp.maximum(jnp.sum(free, dtype=jnp.float32), 1)
         }
@@ -75,10 +57,10 @@ class Acrlpd(GaussianActor):
     def __init__(self, config: AcrlpdConfig, spec: AgentSpec) -> None:
         super().__init__(config, spec)
         self.imitates = config.bc_alpha > 0
-        self.gaussian = GaussianPolicy(
+        self.act_by(GaussianPolicy(
             config.hidden, self.perception, layer_norm=config.policy_layer_norm, log_std_min=config.log_std_min,
             kernel_init=config.kernel_init, activation=config.policy_activation,
-        )  # fmt: skip
+        ))  # fmt: skip
         # Factors of mean log-probabilities per dimension: of whole chunks (imitated), and of their compared actions.
         # Entropy counts the latter alone, because entropy of actions that no critic scores costs nothing.
         self.compared_dim = spec.compared_steps * spec.action_dim
@@ -102,14 +84,10 @@ class Acrlpd(GaussianActor):
         """R + gamma^n mask min_subset Q'(o', a'), a' ~ pi, float32[B] (RLPD)."""
         observations = batch.next_observations
         context = self.perception.policy_context(state.policy, self.choosing_params(state), base, observations)
-        flat, log_prob = self.gaussian.distribution(state.policy["net"], context).sample_and_log_prob(draws["next"])
-        chunk = self.acting_critic.truncate_flatten(self.gaussian.chunks(flat))
+        flat, log_prob = self.net.distribution(state.policy["net"], context).sample_and_log_prob(draws["next"])
+        chunk = self.acting_critic.truncate_flatten(self.net.chunks(flat))
         price = jnp.exp(state.temperature["log_alpha"]) * self.joint_log_prob(log_prob)
         return self.bootstrapped(state, base, batch, draws, chunk, price if self.config.backup_entropy else 0.0)
-
-    def critic_loss(self, critic: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise) -> Loss:
-        now = self.perception.critic_context(critic, base, batch.observations)
-        return self.regression(critic, now, batch, self.critic_target(state, base, batch, draws))
 
     # -- policy ----------------------------------------------------------------------------------------------
 
@@ -125,16 +103,16 @@ class Acrlpd(GaussianActor):
 
         def at(observations: Observation) -> TanhNormal:
             context = self.perception.policy_context(policy, acting, base, observations)
-            return self.gaussian.distribution(policy["net"], context)
+            return self.net.distribution(policy["net"], context)
 
         dist = at(batch.observations)
         at_shown = dist if shown is batch else at(shown.observations)  # once, and one gradient of it
         weight = imitated_numbers(shown.bc_weight, shown.bc_dims)
-        imitation = self.gaussian.imitation(at_shown, shown.actions, weight).times(self.dimensions)
+        imitation = self.net.imitation(at_shown, shown.actions, weight).times(self.dimensions)
         metrics = {"actor/bc_loss": imitation, "actor/bc_share": mean_of(batch.bc_weight)}
         if bc_only:
             return Loss((imitation,), metrics)
         flat, log_prob = dist.sample_and_log_prob(draws["pi"])
-        q = self.climbed(state, base, batch.observations, self.gaussian.chunks(flat))
+        q = self.climbed(state, base, batch.observations, self.net.chunks(flat))
         loss = soft_actor_loss(self.joint_log_prob(log_prob), state.temperature["log_alpha"], q)
         return Loss((*loss.terms, imitation.times(self.config.bc_alpha)), metrics | loss.metrics)

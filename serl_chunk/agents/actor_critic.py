@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from serl_chunk.agents.base import Agent
+from serl_chunk.agents.base import PolicyAgent
 from serl_chunk.agents.critic import ChunkCritic
 from serl_chunk.agents.losses.imitation import of_human
-from serl_chunk.agents.optimiser import adam, descend, soft_update
+from serl_chunk.agents.optimiser import adam, descend
 from serl_chunk.agents.prefix_critic import PrefixCritic
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import (
@@ -29,14 +28,11 @@ from serl_chunk.agents.state import (
 )
 from serl_chunk.config.agents.acfql import DecoupledConfig
 from serl_chunk.config.agents.base import ActorCriticConfig
-from serl_chunk.models.convolutions import map_blocks
 from serl_chunk.models.sums import Sum, mean_of
 from serl_chunk.types import CRITIC_CHOOSES, ChunkBatch
 
-Sampled = Callable[[Observation, jax.Array], jax.Array]
 
-
-class ActorCritic(Agent):
+class ActorCritic(PolicyAgent):
     """Base of agents whose policy is improved by a chunk critic, with or without a short critic.
 
     With `initial_temperature` above 0 alpha = exp(`log_alpha`) of `AgentState.temperature` keeps a density's entropy,
@@ -90,17 +86,6 @@ class ActorCritic(Agent):
         best = jnp.argmax(self.acting_critic.candidate_values(critic, context.features, chunks), axis=1)
         return jnp.take_along_axis(chunks, best[:, None, None], axis=1)[:, 0]
 
-    def best_sample(
-        self, sampled: Sampled, critic: Params, base: Params, observations: Observation, noise: jax.Array
-    ) -> jax.Array:
-        """`best_candidate` of `sampled(observations, noise)` float32[B, N, H, A], noise float32[B, N, D], in blocks."""
-
-        def choose(observations: Observation, noise: jax.Array) -> jax.Array:
-            chunks = self.acting_critic.truncate_flatten(sampled(observations, noise))
-            return self.best_candidate(critic, self.perception.critic_context(critic, base, observations), chunks)
-
-        return map_blocks(choose, (observations, noise), rows=noise.shape[1])
-
     def regression(self, critic: Params, context: Context, batch: ChunkBatch, target: jax.Array) -> Loss:
         """The loss of regressing Q(o, a) to a target float32[B], and of a short critic's to Q."""
         chunk = self.critic.truncate_flatten(batch.actions)
@@ -118,12 +103,16 @@ class ActorCritic(Agent):
 
     def _apply_critic_gradient(self, state: AgentState, grads: Params) -> AgentState:
         critic, opt = descend(self.critic_optimiser, grads, state.critic_opt, state.critic)
-        target = soft_update({k: critic[k] for k in state.target}, state.target, self.config.critic.tau)
+        target = optax.incremental_update({k: critic[k] for k in state.target}, state.target, self.config.critic.tau)
         return state.replace(critic=critic, critic_opt=opt, target=target, critic_updates=state.critic_updates + 1)
 
-    def next_chunk(self, state: AgentState, base: Params, observations: Observation, noise: jax.Array) -> jax.Array:
-        """The policy's chunk in a target, flat float32[B, Hc*A], from noise float32[B, N, D]."""
+    def critic_target(self, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise) -> jax.Array:
+        """y float32[B] of `critic_loss`."""
         raise NotImplementedError
+
+    def critic_loss(self, critic: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise) -> Loss:
+        now = self.perception.critic_context(critic, base, batch.observations)
+        return self.regression(critic, now, batch, self.critic_target(state, base, batch, draws))
 
     def bootstrapped(
         self, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise, chunk: jax.Array,

@@ -14,11 +14,12 @@ import optax
 from flax.traverse_util import flatten_dict
 
 from serl_chunk.agents.compilation import Compile, Place, compiled
-from serl_chunk.agents.optimiser import adam, descend, gradient, soft_update
+from serl_chunk.agents.optimiser import adam, descend, gradient
 from serl_chunk.agents.perception import Perception
-from serl_chunk.agents.policies.base import HasBase
+from serl_chunk.agents.policies.base import ChunkPolicy, HasBase
 from serl_chunk.agents.spec import AgentSpec, BatchSpec, FeatureSpec
 from serl_chunk.agents.state import (
+    Acted,
     AgentState,
     Alone,
     Committed,
@@ -34,8 +35,9 @@ from serl_chunk.agents.state import (
 )
 from serl_chunk.agents.vision import ObservationEmbedder, digest_of
 from serl_chunk.config.agents.base import AgentConfig
-from serl_chunk.types import ChunkBatch, ConfigError
+from serl_chunk.types import Array, ChunkBatch, ConfigError
 
+Given = tuple[Array, Array]  # committed actions float32[..., L, A] of L >= H steps, and their mask float32[..., L]
 _WHOLE = ("heads",)  # draws that are of no row of a batch
 # Of the blocks in which `Agent.decide` computes `rows`: products of matrices of another size round otherwise. One state
 # alone costs what a block does, and larger blocks are hardly faster. Frames cost the same each: a block has one row.
@@ -102,8 +104,8 @@ class Agent(abc.ABC):
 
     def finished(self, chunks: jax.Array, committed: Committed) -> jax.Array:
         """Chunks float32[N, H, A] within model space, with the committed actions in place of their own."""
-        fixed = jnp.broadcast_to(committed[1][:, None] > 0, committed[0].shape)
-        return jnp.where(fixed[None], committed[0][None], self.bounded(chunks))
+        fixed = jnp.broadcast_to(committed.mask[:, None] > 0, committed.actions.shape)
+        return jnp.where(fixed[None], committed.actions[None], self.bounded(chunks))
 
     # -- what a subclass supplies ----------------------------------------------------------------------------
 
@@ -127,20 +129,12 @@ class Agent(abc.ABC):
         """The policy's loss on the `policy_part` of a batch; with `bc_only` the part of it that needs no critic."""
 
     @abc.abstractmethod
-    def acting_noise(
-        self, params: Params, key: jax.Array, observation: Observation, *, explore: bool, alone: Alone = False
-    ) -> Noise:
+    def acting_noise(self, key: jax.Array, observation: Observation, *, explore: bool, alone: Alone = False) -> Noise:
         """Starting noise float32[N, H*A] of one decision's candidates; `key` is used only where `explore`."""
 
     @abc.abstractmethod
-    def act(
-        self, params: Params, base: Params, observation: Observation, noise: Noise, committed: Committed,
-        alone: Alone = False,
-    ) -> tuple[jax.Array, Metrics]:  # fmt: skip
-        """A chunk float32[H, A] in model space from one observation and `acting_noise`, and the decision's record.
-
-        `alone`: the first candidate acts, and the critic has no say.
-        """
+    def act(self, params: Params, base: Params, observation: Observation, noise: Noise, committed: Committed) -> Acted:
+        """Decide by `acting_noise`; with `committed.alone` the first candidate acts, and the critic has no say."""
 
     @abc.abstractmethod
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
@@ -179,14 +173,12 @@ class Agent(abc.ABC):
     def _update(self, state: AgentState, base: Params, batches: Mapping[str, ChunkBatch]) -> Updated:
         if not self.has_critic:
             return self._update_policy(state, base, batches["policy"], self.policy_updates, bc_only=False)
-        of_critic = batches["critic"]
-        if self.together:
-            both = lambda s, b: self._drawn_step(s, base, self.seen(s, base, b), "critic", "policy")  # noqa: E731
-            return _scan(both, state, of_critic)
-        state, metrics = _scan(lambda s, b: self._critic_step(s, base, b), state, of_critic)
-        if not self.trains_policy:
+        parts = ("critic", "policy") if self.together else ("critic",)
+        step = lambda s, b: self._drawn_step(s, base, self.seen(s, base, b), *parts)  # noqa: E731
+        state, metrics = _scan(step, state, batches["critic"])
+        if self.together or not self.trains_policy:
             return state, metrics
-        last = jax.tree.map(lambda x: x[-1], batches.get("policy", of_critic))
+        last = jax.tree.map(lambda x: x[-1], batches.get("policy", batches["critic"]))
         state, of_policy = self._policy_steps(state, base, self.seen_by_policy(state, base, last), self.policy_updates)
         return state, metrics | of_policy
 
@@ -199,20 +191,17 @@ class Agent(abc.ABC):
         return _scan(step, state, batches)
 
     def _update_critic(self, state: AgentState, base: Params, batches: ChunkBatch) -> Updated:
-        shared = self.perception.shares_encoder and jax.tree.leaves(state.critic["encoder"])
-        if not (shared and self.imitates):
-            return _scan(lambda s, b: self._critic_step(s, base, b), state, batches)
+        follows = self.imitates and self.perception.shares_encoder and jax.tree.leaves(state.critic["encoder"])
 
         def step(s: AgentState, batch: ChunkBatch) -> Updated:
             batch = self.seen(s, base, batch)
             s, metrics = self._drawn_step(s, base, batch, "critic")
+            if not follows:
+                return s, metrics
             s, of_policy = self._policy_steps(s, base, batch, 1, bc_only=True)
             return s, metrics | of_policy
 
         return _scan(step, state, batches)
-
-    def _critic_step(self, state: AgentState, base: Params, batch: ChunkBatch) -> Updated:
-        return self._drawn_step(state, base, self.seen(state, base, batch), "critic")
 
     def _policy_steps(
         self, state: AgentState, base: Params, batch: ChunkBatch, updates: int, *, bc_only: bool = False
@@ -289,7 +278,7 @@ class Agent(abc.ABC):
             return {}
         n = state.policy_updates.astype(jnp.float32)
         decay = jnp.minimum(self.config.policy_ema, (1 + n) / (10 + n))  # forgets the first policies soon
-        return soft_update(policy, average, 1 - decay)
+        return optax.incremental_update(policy, average, 1 - decay)
 
     def choosing_params(self, state: AgentState) -> Params:
         return state.target if self.config.acting_critic == "target" else state.critic
@@ -332,7 +321,8 @@ class Agent(abc.ABC):
 
     def cached_features(self) -> dict[str, FeatureSpec]:
         """The features that `embedder` computes, by name."""
-        return self.perception.cached_features()
+        embedder = self.embedder({})
+        return {} if embedder is None else dict(embedder.features)
 
     # -- base ------------------------------------------------------------------------------------------------
 
@@ -389,19 +379,19 @@ class Agent(abc.ABC):
 
     def sample(
         self, params: Params, observation: Observation, key: jax.Array,
-        *, explore: bool, committed: Committed | None = None, alone: bool = False,
-    ) -> tuple[jax.Array, Metrics]:  # fmt: skip
+        *, explore: bool, committed: Given | None = None, alone: bool = False,
+    ) -> Acted:  # fmt: skip
         """A chunk float32[H, A] in model space for one normalised observation (no batch axis).
 
         `params` are those of `load_params`, or `published` ones with "base" where there is a base. `alone`: see `act`.
         """
-        given = self._committed(committed)
-        return self._sample(params, dict(observation), key, given, np.bool_(alone), explore=explore)
+        settled = self._committed(committed, np.bool_(alone))
+        return self._sample(params, dict(observation), key, settled, explore=explore)
 
     def decide(
         self, params: Params, observations: Observation, keys: jax.Array,
-        *, explore: bool, committed: Committed | None = None, alone: np.ndarray | bool = False, rows: int | None = None,
-    ) -> tuple[jax.Array, Metrics]:  # fmt: skip
+        *, explore: bool, committed: Given | None = None, alone: np.ndarray | bool = False, rows: int | None = None,
+    ) -> Acted:  # fmt: skip
         """`sample` for each of E observations of as many environments, a key each: chunks float32[E, H, A].
 
         Every array has a leading axis E; `alone` is bool[E], or one for all. Each number of E is compiled once.
@@ -411,48 +401,41 @@ class Agent(abc.ABC):
                 `self.rows`. What the others hold is not defined.
         """
         n = len(keys)
-        each = params, dict(observations), keys, self._committed(committed, (n,)), np.broadcast_to(alone, n)
+        each = dict(observations), keys, self._committed(committed, np.broadcast_to(alone, n))
         if rows is None:
-            return self._decide(*each, explore=explore)
-        return self._decide_some(*each, np.int32(-(-rows // self.rows)), explore=explore)
+            return self._decide(params, each, explore=explore)
+        return self._decide_some(params, each, np.int32(-(-rows // self.rows)), explore=explore)
 
-    def _committed(self, committed: Committed | None, lead: tuple[int, ...] = ()) -> Committed:
+    def _committed(self, given: Given | None, alone: np.ndarray | np.bool_) -> Committed:
         """The committed actions of H steps; none where there are none."""
         h = self.spec.horizon
-        if committed is None:
-            return np.zeros((*lead, h, self.spec.action_dim), np.float32), np.zeros((*lead, h), np.float32)
-        return committed[0][..., :h, :], committed[1][..., :h]  # a critic of more actions has a normaliser of more
+        if given is None:
+            actions = np.zeros((*alone.shape, h, self.spec.action_dim), np.float32)
+            return Committed(actions, np.zeros((*alone.shape, h), np.float32), alone)
+        return Committed(given[0][..., :h, :], given[1][..., :h], alone)  # a critic of more has a normaliser of more
 
-    def _decide_each(
-        self, params: Params, observations: Observation, keys: jax.Array, committed: Committed, alone: jax.Array,
-        *, explore: bool,
-    ) -> tuple[jax.Array, Metrics]:  # fmt: skip
-        one = functools.partial(self._sample_chunk, explore=explore)
-        return jax.vmap(one, in_axes=(None, 0, 0, 0, 0))(params, observations, keys, committed, alone)
+    def _decide_each(self, params: Params, each: Any, *, explore: bool) -> Acted:
+        return jax.vmap(lambda one: self._sample_chunk(params, *one, explore=explore))(each)
 
-    def _decide_blocks(
-        self, params: Params, observations: Observation, keys: jax.Array, committed: Committed, alone: jax.Array,
-        blocks: jax.Array, *, explore: bool,
-    ) -> tuple[jax.Array, Metrics]:  # fmt: skip
-        split = jax.tree.map(lambda x: x.reshape(-1, self.rows, *x.shape[1:]), (observations, keys, committed, alone))
+    def _decide_blocks(self, params: Params, each: Any, blocks: jax.Array, *, explore: bool) -> Acted:
+        split = jax.tree.map(lambda x: x.reshape(-1, self.rows, *x.shape[1:]), each)
 
-        def block(i: int | jax.Array) -> Any:
-            return self._decide_each(params, *jax.tree.map(lambda x: x[i], split), explore=explore)
+        def block(i: int | jax.Array) -> Acted:
+            return self._decide_each(params, jax.tree.map(lambda x: x[i], split), explore=explore)
 
         def put(i: jax.Array, made: Any) -> Any:
             return jax.tree.map(lambda all_, own: all_.at[i].set(own), made, block(i))
 
-        none = jax.tree.map(lambda s: jnp.zeros((len(keys) // self.rows, *s.shape), s.dtype), jax.eval_shape(block, 0))
+        none = jax.tree.map(lambda s: jnp.zeros((len(split[1]), *s.shape), s.dtype), jax.eval_shape(block, 0))
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), jax.lax.fori_loop(0, blocks, put, none))
 
     def _sample_chunk(
-        self, params: Params, observation: Observation, key: jax.Array, committed: Committed, alone: Alone = False,
-        *, explore: bool,
-    ) -> tuple[jax.Array, Metrics]:  # fmt: skip
+        self, params: Params, observation: Observation, key: jax.Array, committed: Committed, *, explore: bool
+    ) -> Acted:
         base = params.get("base", {})
         seen = self.perception.vision.encode_images(base, observation)  # once for all encoders
-        noise = self.acting_noise(params, key, observation, explore=explore, alone=alone)
-        return self.act(params, base, seen, noise, committed, alone)
+        noise = self.acting_noise(key, observation, explore=explore, alone=committed.alone)
+        return self.act(params, base, seen, noise, committed)
 
     flatten_params = staticmethod(flatten_params)
 
@@ -473,3 +456,28 @@ class Agent(abc.ABC):
         """The travelling parameters' paths and shapes as one text, for the handshake."""
         leaves = sorted(flatten_dict(self._abstract_params, sep="/").items())
         return ";".join(f"{path}{tuple(leaf.shape)}" for path, leaf in leaves)
+
+
+class PolicyAgent(Agent):
+    """Base of agents whose `AgentState.policy` is the tree of a `ChunkPolicy`."""
+
+    net: ChunkPolicy
+
+    def act_by(self, net: ChunkPolicy) -> None:
+        """Take the policy, once."""
+        self.net, self.with_base = net, net.with_base
+
+    def pretrained(self, state: AgentState) -> AgentState:
+        state = super().pretrained(state)
+        policy = self.net.pretrained(state.policy, self.place)
+        average = self.copied(policy) if state.policy_average else {}
+        return state.replace(policy=policy, policy_average=average)
+
+    def embedder(self, base: Params) -> ObservationEmbedder | None:
+        return self.net.embedder(base)
+
+    def seen_by_policy(self, state: AgentState, base: Params, batch: ChunkBatch) -> ChunkBatch:
+        return self.net.augmented(state.rng, base, batch)
+
+    def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
+        return self.net.draws(key, len(batch.actions))

@@ -61,19 +61,15 @@ class ChunkCritic:
     def expected_value(self, outputs: jax.Array) -> jax.Array:
         return critic_values(outputs, self.bounds)
 
-    def head_loss(self, outputs: jax.Array, target: jax.Array, weight: jax.Array | float) -> Sum:
-        """`regression_loss` of raw outputs float32[..., B] to a target float32[B]."""
-        return regression_loss(outputs, target, self.bounds, weight)
-
     def expectile_loss(self, outputs: jax.Array, target: jax.Array, expectile: float, weight: jax.Array) -> Sum:
-        """`head_loss` whose fixed point is the expectile of the targets of equal inputs.
+        """`regression_loss` whose fixed point is the expectile of the targets of equal inputs.
 
         Raw outputs float32[..., B], targets float32[..., B] without a gradient, rows' `weight` float32[B].
         0.5 is the targets' mean, 1 would be their maximum (IQL, Kostrikov 2022, equation 5).
         """
         target = jax.lax.stop_gradient(target)
         rows = expectile_weight(target, self.expected_value(outputs), expectile)
-        return self.head_loss(outputs, target, rows * jnp.broadcast_to(weight, rows.shape))
+        return regression_loss(outputs, target, self.bounds, rows * jnp.broadcast_to(weight, rows.shape))
 
     def regression(
         self, params: Params, features: jax.Array, chunk: jax.Array, target: jax.Array, weight: jax.Array
@@ -81,7 +77,7 @@ class ChunkCritic:
         """mean over k of l(Q_k(o, a), y) with y = `target` float32[B], and the heads' raw outputs as constants."""
 
         def loss(output: jax.Array, _: Any, constants: tuple[jax.Array, jax.Array]) -> Sum:
-            return self.head_loss(output, *constants)
+            return regression_loss(output, constants[0], self.bounds, constants[1])
 
         x = jnp.concatenate([features, chunk], axis=-1)
         return self.q.mean_loss(params[self.heads], x, loss, constants=(target, weight))

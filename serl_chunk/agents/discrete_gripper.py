@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from serl_chunk.agents.base import Agent
 from serl_chunk.agents.compilation import Compile, Place, compiled
@@ -16,16 +17,17 @@ from serl_chunk.agents.grasp_critic import (
     GripperActions,
     best_option,
     choice_imitation,
-    discounted_penalty,
     grasp_loss,
     grasp_target,
     reachable_actions,
     select_action,
 )
 from serl_chunk.agents.losses.imitation import imitated_numbers
-from serl_chunk.agents.optimiser import adam, descend, soft_update
+from serl_chunk.agents.losses.values import chunk_return
+from serl_chunk.agents.optimiser import adam, descend
 from serl_chunk.agents.spec import GRIPPER, AgentSpec
 from serl_chunk.agents.state import (
+    Acted,
     AgentState,
     Alone,
     Committed,
@@ -69,13 +71,12 @@ class ArmAndGripper(Agent):
 
     def merged(self, arm: jax.Array, gripper: jax.Array, committed: Committed) -> jax.Array:
         """A chunk float32[H, A] of the arm's [H, A - G] and the grippers' [H, G]; committed actions are kept."""
-        gripper = jnp.where(committed[1][:, None] > 0, committed[0][:, self.grippers], gripper)
+        gripper = jnp.where(committed.mask[:, None] > 0, committed.actions[:, self.grippers], gripper)
         return jnp.concatenate([arm, gripper], axis=-1)[:, self._order]
 
-    def act_arm(
-        self, params: Params, base: Params, seen: Observation, noise: Noise, committed: Committed, alone: Alone
-    ) -> tuple[jax.Array, Metrics]:
-        return self.inner.act(params, base, seen, noise, (committed[0][:, self.arm], committed[1]), alone)
+    def act_arm(self, params: Params, base: Params, seen: Observation, noise: Noise, committed: Committed) -> Acted:
+        of_arm = committed._replace(actions=committed.actions[:, self.arm])
+        return self.inner.act(params, base, seen, noise, of_arm)
 
     def init(self, rng: jax.Array) -> AgentState:
         return self.inner.init(rng)
@@ -96,10 +97,8 @@ class ArmAndGripper(Agent):
     ) -> Updated:
         return self.inner.step(state, base, self.arm_batch(state, batch), draws, bc_only=bc_only)
 
-    def acting_noise(
-        self, params: Params, key: jax.Array, observation: Observation, *, explore: bool, alone: Alone = False
-    ) -> Noise:
-        return self.inner.acting_noise(params, key, observation, explore=explore, alone=alone)
+    def acting_noise(self, key: jax.Array, observation: Observation, *, explore: bool, alone: Alone = False) -> Noise:
+        return self.inner.acting_noise(key, observation, explore=explore, alone=alone)
 
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:
         return self.inner.policy_params(state, pretrained=pretrained)
@@ -108,11 +107,8 @@ class ArmAndGripper(Agent):
 class FixedGripper(ArmAndGripper):
     """Grippers get `fixed_value`; without one 0, and the actor keeps the opening at reset (`GripperConfig.kept`)."""
 
-    def act(
-        self, params: Params, base: Params, observation: Observation, noise: Noise, committed: Committed,
-        alone: Alone = False,
-    ) -> tuple[jax.Array, Metrics]:  # fmt: skip
-        chunk, record = self.act_arm(params, base, observation, noise, committed, alone)
+    def act(self, params: Params, base: Params, observation: Observation, noise: Noise, committed: Committed) -> Acted:
+        chunk, record = self.act_arm(params, base, observation, noise, committed)
         value = self.config.gripper.fixed_value or 0.0
         return self.merged(chunk, jnp.full((self.spec.horizon, len(self.grippers)), value), committed), record
 
@@ -185,7 +181,7 @@ class LearnedGripper(ArmAndGripper):
             returned = slice(self.spec.critic_steps)
             actions, before = batch.actions[:, returned, self.grippers], batch.prev_action[..., self.grippers]
             changes = self.choices.changes(actions, before, batch.valid[:, returned])
-            penalties = discounted_penalty(changes, g.penalty, self.spec.discount)
+            penalties = g.penalty * chunk_return(changes, self.spec.discount)
             rewards = rewards + g.penalty * jnp.sum(changes, axis=-1)
         preferred = self.preferred(grasp, batch.next_observations)
         chosen = select_action(self.net.values(grasp["target"], batch.next_observations), preferred)
@@ -228,7 +224,7 @@ class LearnedGripper(ArmAndGripper):
             loss = lambda critic, part: self.grasp_critic_loss(critic, state.grasp, part)  # noqa: E731
             grads, metrics, _ = self.gradient(loss, grasp["critic"], batch)
             critic, opt = descend(self.grasp_optimiser, grads, grasp["critic_opt"], grasp["critic"])
-            target = soft_update(critic, grasp["target"], self.tau)
+            target = optax.incremental_update(critic, grasp["target"], self.tau)
             grasp |= {"critic": critic, "target": target, "critic_opt": opt}
         if "policy" in draws:
             grads, of_policy, _ = self.gradient(self.grasp_policy_loss, grasp["policy"], batch)
@@ -239,11 +235,9 @@ class LearnedGripper(ArmAndGripper):
         state, of_arm = super().step(state, base, batch, draws, bc_only=bc_only)
         return state.replace(grasp=grasp), {**of_arm, **metrics}
 
-    def acting_noise(
-        self, params: Params, key: jax.Array, observation: Observation, *, explore: bool, alone: Alone = False
-    ) -> Noise:
+    def acting_noise(self, key: jax.Array, observation: Observation, *, explore: bool, alone: Alone = False) -> Noise:
         """{"arm": the arm's, "gripper": uniform float32[J, P, 2], or ones (nothing is drawn) where not `explore`}."""
-        arm = super().acting_noise(params, key_of(key, "arm"), observation, explore=explore, alone=alone)
+        arm = super().acting_noise(key_of(key, "arm"), observation, explore=explore, alone=alone)
         shape = (*self.choices.shape[:2], 2)
         drawn = jax.random.uniform(key_of(key, "gripper"), shape) if explore else jnp.ones(shape)
         return {"arm": arm, "gripper": drawn}
@@ -260,14 +254,11 @@ class LearnedGripper(ArmAndGripper):
         any_of = jnp.minimum((drawn[..., 1] * options).astype(jnp.int32), options - 1)
         return jnp.where(drawn[..., 0] < self.config.gripper.epsilon, any_of, best)
 
-    def act(
-        self, params: Params, base: Params, observation: Observation, noise: Noise, committed: Committed,
-        alone: Alone = False,
-    ) -> tuple[jax.Array, Metrics]:  # fmt: skip
+    def act(self, params: Params, base: Params, observation: Observation, noise: Noise, committed: Committed) -> Acted:
         grasp = params["gripper"]
         option = self.choose(grasp, observation, noise["gripper"])
         inputs = {**observation, GRIPPER: self._seen(option)}
-        arm, record = self.act_arm(params, base, inputs, noise["arm"], committed, alone)
+        arm, record = self.act_arm(params, base, inputs, noise["arm"], committed)
         record = {**record, "gripper": self.choices.decode(option)}
         if self.has_critic:
             record["gripper_q"] = select_action(self.net.values(grasp["critic"], observation), option)

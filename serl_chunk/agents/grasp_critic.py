@@ -45,14 +45,10 @@ class GripperActions:
         self.joint = joint
         self.neutral = None if neutral is None else values.index(neutral)
         c = len(values)
-        self.branches: int = 1 if joint else grippers
         self.options: int = c**grippers if joint else c
+        self.shape = self.parts, 1 if joint else grippers, self.options  # J, P, O
         self.place = c ** np.arange(grippers)[::-1]  # an option's number is the values' indices read as digits
         self.table = self.values[(np.arange(c**grippers)[:, None] // self.place) % c]  # float32[C**G, G]
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        return self.parts, self.branches, self.options
 
     def nearest(self, actions: jax.Array) -> jax.Array:
         """Index of the value nearest to each number of `actions` float32[...], int32[...]; the first of two."""
@@ -159,11 +155,6 @@ def best_option(values: jax.Array, allowed: jax.Array) -> jax.Array:
 def select_action(values: jax.Array, option: jax.Array) -> jax.Array:
     """values float32[..., O] at options int32[...]: float32[...]."""
     return jnp.take_along_axis(values, option[..., None], axis=-1)[..., 0]
-
-
-def discounted_penalty(changes: jax.Array, penalty: float, discount: float) -> jax.Array:
-    """sum_i gamma^i penalty changes_i, float32[B], for changes float32[B, H] of each tick."""
-    return penalty * jnp.sum(changes * discount ** jnp.arange(changes.shape[-1], dtype=jnp.float32)[None], axis=-1)
 
 
 def grasp_target(batch: ChunkBatch, discount: float, penalties: jax.Array, chosen: jax.Array) -> jax.Array:

@@ -56,11 +56,6 @@ def _rate(of: Optimiser) -> optax.Schedule:
     return optax.constant_schedule(of.lr)
 
 
-def soft_update(online: object, target: object, tau: float | jax.Array) -> object:
-    """target <- tau * online + (1 - tau) * target."""
-    return jax.tree.map(lambda o, t: tau * o + (1 - tau) * t, online, target)
-
-
 def descend(optimiser: optax.GradientTransformation, grads: Params, opt: Any, params: Params) -> tuple[Params, Any]:
     """The parameters after one step of `optimiser`, and its state."""
     updates, opt = optimiser.update(grads, opt, params)

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from serl_chunk.agents.spec import GRIPPER, POLICY_FEATURES, AgentSpec, FeatureSpec
+from serl_chunk.agents.spec import GRIPPER, POLICY_FEATURES, AgentSpec
 from serl_chunk.agents.state import Context, Observation, Params, key_of
 from serl_chunk.agents.vision import ObservationEmbedder, Vision
 from serl_chunk.config.agents.base import AgentConfig
@@ -31,7 +31,6 @@ class Perception:
             segments=min(_SEGMENT, self.segment_width // 2) if self.segments else 0,
         )  # fmt: skip
         self.vision = Vision(config, spec.cameras)
-        self.caches_features = config.encoder.cache_features and self.vision.frozen
 
     @property
     def shares_encoder(self) -> bool:
@@ -89,8 +88,7 @@ class Perception:
 
     def embedder(self, base: Params) -> ObservationEmbedder | None:
         """Computes features of stored observations for `encoder.cache_features`; None where it is off."""
-        return ObservationEmbedder(self.vision.features(), self.vision.embedded, base) if self.caches_features else None
-
-    def cached_features(self) -> dict[str, FeatureSpec]:
-        """The features that `embedder` computes, by name; empty where it is off."""
-        return self.vision.features() if self.caches_features else {}
+        if not (self.config.encoder.cache_features and self.vision.frozen):
+            return None
+        embed = lambda base, entries: self.vision.embed(base, *entries.values())  # noqa: E731  of one camera
+        return ObservationEmbedder(self.vision.features(), embed, base)

@@ -31,12 +31,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from serl_chunk.agents.acfql import FlowActor
 from serl_chunk.agents.acrlpd import GaussianActor
 from serl_chunk.agents.actor_critic import ActorCritic
 from serl_chunk.agents.losses.improvement import soft_actor_loss
-from serl_chunk.agents.optimiser import soft_update
 from serl_chunk.agents.perception import Perception
 from serl_chunk.agents.policies.base import ChunkNetwork
 from serl_chunk.agents.policies.flow import FlowPolicy
@@ -45,6 +45,7 @@ from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import AgentState, Committed, Context, Loss, Noise, Observation, Params, key_of
 from serl_chunk.config.agents.flow import FlowConfig
 from serl_chunk.config.agents.published_qc import PublishedQcConfig
+from serl_chunk.models.convolutions import map_blocks
 from serl_chunk.models.flow import interpolate
 from serl_chunk.models.mlp import Mlp
 from serl_chunk.models.sums import mean_of
@@ -84,18 +85,17 @@ class PublishedQc(ActorCritic):
         shape = (batch.actions.shape[0], self.config.candidates, self.chunk_dim)
         return {"next": jax.random.normal(key_of(key, "next"), shape)}
 
+    def next_chunk(self, state: AgentState, base: Params, observations: Observation, noise: jax.Array) -> jax.Array:
+        """a', flat float32[B, Hc*A], from noise float32[B, N, D]."""
+        raise NotImplementedError
+
     def critic_target(self, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise) -> jax.Array:
-        """y float32[B]."""
         chunk = self.next_chunk(state, base, batch.next_observations, draws["next"])
         return self.bootstrapped(state, base, batch, draws, chunk)
 
-    def critic_loss(self, critic: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise) -> Loss:
-        now = self.perception.critic_context(critic, base, batch.observations)
-        return self.regression(critic, now, batch, self.critic_target(state, base, batch, draws))
-
     def _apply_critic_gradient(self, state: AgentState, grads: Params) -> AgentState:
         before = {name: state.critic[name] for name in state.target}
-        target = soft_update(before, state.target, self.config.tau)
+        target = optax.incremental_update(before, state.target, self.config.tau)
         return super()._apply_critic_gradient(state, grads).replace(target=target)
 
 
@@ -132,9 +132,13 @@ class PublishedAcfql(PublishedQc, FlowActor):
         return self.bounded(self.one_step.sample(policy["onestep"]["net"], context, noise))
 
     def next_chunk(self, state: AgentState, base: Params, observations: Observation, noise: jax.Array) -> jax.Array:
-        """The best of N chunks at o' by the online critic (QC, equation 7), flat, from noise float32[B, N, D]."""
-        sampled = lambda o, z: self.sampled(state.policy, state.critic, base, o, z)  # noqa: E731
-        return self.best_sample(sampled, state.critic, base, observations, noise)
+        """The best of N chunks by the online critic (QC, equation 7), in blocks of rows."""
+
+        def choose(observations: Observation, noise: jax.Array) -> jax.Array:
+            chunks, seen = self.candidates(state.policy, state.critic, base, observations, noise)
+            return self.best_candidate(state.critic, seen, self.acting_critic.truncate_flatten(chunks))
+
+        return map_blocks(choose, (observations, noise), rows=noise.shape[1])
 
     def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
         """The flow's; for distill-ddpg "distill" float32[B, D], standard normal."""
@@ -176,35 +180,34 @@ class PublishedAcfql(PublishedQc, FlowActor):
 class PublishedAcrlpd(PublishedQc, GaussianActor):
     """RLPD on chunks, and QC-RLPD."""
 
+    net: GaussianPolicy
+
     def __init__(self, config: PublishedQcConfig, spec: AgentSpec) -> None:
         super().__init__(config, spec, norm="before" if config.layer_norm else "none")
         self.imitates = config.bc_alpha > 0
-        self.gaussian = GaussianPolicy(
-            config.actor_hidden_dims,
-            self.perception,
-            layer_norm=False,
-            log_std_min=_LOG_STD_MIN,
+        self.act_by(GaussianPolicy(
+            config.actor_hidden_dims, self.perception, layer_norm=False, log_std_min=_LOG_STD_MIN,
             kernel_init="xavier_uniform",
-        )
+        ))  # fmt: skip
         self.initial_temperature = config.init_temp
         self.target_entropy = -config.target_entropy_multiplier * self.chunk_dim
 
     def next_chunk(self, state: AgentState, base: Params, observations: Observation, noise: jax.Array) -> jax.Array:
         context = self.perception.policy_context(state.policy, state.critic, base, observations)
-        return self.critic.truncate_flatten(self.gaussian.sample(state.policy["net"], context, noise)[:, 0])
+        return self.critic.truncate_flatten(self.net.sample(state.policy["net"], context, noise)[:, 0])
 
     def policy_loss(
         self, policy: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise, *, bc_only: bool
     ) -> Loss:
         """L_actor; densities are of whole chunks."""
         context = self.perception.policy_context(policy, state.critic, base, batch.observations)
-        pi = self.gaussian.distribution(policy["net"], context)
+        pi = self.net.distribution(policy["net"], context)
         taught = pi.log_prob(batch.actions.reshape(len(batch.actions), -1), EDGE)
         imitation = mean_of(-jnp.sum(taught, axis=-1))
         if bc_only:
             return Loss((imitation,), {"actor/bc_loss": imitation})
         chunk, log_prob = pi.sample_and_log_prob(draws["pi"])
-        q = self.climbed(state, base, batch.observations, self.gaussian.chunks(chunk))
+        q = self.climbed(state, base, batch.observations, self.net.chunks(chunk))
         loss = soft_actor_loss(jnp.sum(log_prob, axis=-1), state.temperature["log_alpha"], q)
         terms = (*loss.terms, imitation.times(self.config.bc_alpha))
         return Loss(terms, {"actor/bc_loss": imitation, **loss.metrics})

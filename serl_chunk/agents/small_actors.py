@@ -24,23 +24,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from serl_chunk.agents.acfql import Acfql, FlowActor
+from serl_chunk.agents.acfql import Acfql
+from serl_chunk.agents.base import PolicyAgent
 from serl_chunk.agents.critic import ChunkCritic
 from serl_chunk.agents.losses.imitation import of_human
 from serl_chunk.agents.losses.improvement import rlt_loss, soft_actor_loss
 from serl_chunk.agents.policies.base import observation_key
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import (
-    AgentState,
-    Alone,
-    Committed,
-    Context,
-    Loss,
-    Noise,
-    Observation,
-    Params,
-    key_of,
-)
+from serl_chunk.agents.state import AgentState, Alone, Committed, Context, Loss, Noise, Observation, Params, key_of
 from serl_chunk.config.agents.acfql import AcfqlConfig
 from serl_chunk.models.distributions import TanhNormal
 from serl_chunk.models.mlp import Mlp
@@ -74,11 +65,9 @@ class SmallActor(Acfql):
         return {"actor": self.actor.init(key, inputs)["params"]}
 
     def pretrained(self, state: AgentState) -> AgentState:
-        return super(FlowActor, self).pretrained(state)
+        return super(PolicyAgent, self).pretrained(state)
 
-    def acting_noise(
-        self, params: Params, key: jax.Array, observation: Observation, *, explore: bool, alone: Alone = False
-    ) -> Noise:
+    def acting_noise(self, key: jax.Array, observation: Observation, *, explore: bool, alone: Alone = False) -> Noise:
         """ "x" of the policy's own chunk, and "actor" float32[1, D], which is 0 where it does not explore."""
         own = self.net.candidate_noise(key, observation, 1, explore=explore)
         drawn = jax.random.normal(key_of(key, "actor"), (1, self.numbers))
@@ -86,13 +75,14 @@ class SmallActor(Acfql):
 
     def candidates(
         self, policy: Params, critic: Params, base: Params, observation: Observation, noise: Any,
-        committed: Committed | None = None, alone: Alone = False,
+        committed: Committed | None = None,
     ) -> tuple[jax.Array, Context]:  # fmt: skip
         context, _, seen = self.read(critic, base, observation)
 
         def sampled(noise: jax.Array) -> jax.Array:
             return self.samples({}, base, context, noise, committed)
 
+        alone = committed is not None and committed.alone
         return self.acted(policy, sampled, seen.features[..., None, :], noise, alone), seen
 
     @abc.abstractmethod
@@ -106,9 +96,14 @@ class SmallActor(Acfql):
         seen = self.perception.critic_context(critic, base, described)
         return jax.lax.stop_gradient((context, described, seen))
 
-    def distribution(self, policy: Params, *inputs: jax.Array) -> TanhNormal:
-        found = self.actor.apply({"params": policy["actor"]}, jnp.concatenate(inputs, axis=-1))
-        mean, log_std = jnp.split(found, 2, axis=-1)
+    def output(self, policy: Params, features: jax.Array, reference: jax.Array | None = None) -> jax.Array:
+        """Of the actor, float32[..., outputs * numbers]; `reference` float32[..., H, A] unless it steers."""
+        if reference is not None:
+            features = jnp.concatenate([features, reference.reshape(*reference.shape[:-2], -1)], axis=-1)
+        return self.actor.apply({"params": policy["actor"]}, features)
+
+    def distribution(self, policy: Params, features: jax.Array, reference: jax.Array | None = None) -> TanhNormal:
+        mean, log_std = jnp.split(self.output(policy, features, reference), 2, axis=-1)
         return TanhNormal(mean, jnp.clip(log_std, *_LOG_STD))
 
     def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
@@ -128,21 +123,16 @@ class EditActor(SmallActor):
 
     initial_temperature, target_entropy = 0.01, -0.5
 
-    def acting_noise(
-        self, params: Params, key: jax.Array, observation: Observation, *, explore: bool, alone: Alone = False
-    ) -> Noise:
+    def acting_noise(self, key: jax.Array, observation: Observation, *, explore: bool, alone: Alone = False) -> Noise:
         """ "x" of the policy's own chunk, and "actor" float32[N - 1, D] of its edits."""
-        noise = super().acting_noise(params, key, observation, explore=explore, alone=alone)
+        noise = super().acting_noise(key, observation, explore=explore, alone=alone)
         key = key_of(key if explore else observation_key(observation), "edit")
         return noise | {"actor": jax.random.normal(key, (self.config.candidates - 1, self.numbers))}
 
     def acted(self, policy: Params, sampled: Any, features: jax.Array, noise: Noise, alone: Alone) -> jax.Array:
         reference = sampled(noise["x"])
-        edit, _ = self.edited(policy, features, reference).sample_and_log_prob(noise["actor"])
+        edit, _ = self.distribution(policy, features, reference).sample_and_log_prob(noise["actor"])
         return jnp.concatenate([reference, reference + self.config.edit_scale * self.chunks(edit)], axis=-3)
-
-    def edited(self, policy: Params, features: jax.Array, reference: jax.Array) -> TanhNormal:
-        return self.distribution(policy, features, reference.reshape(*reference.shape[:-2], -1))
 
     def policy_loss(
         self, policy: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise, *, bc_only: bool
@@ -150,7 +140,7 @@ class EditActor(SmallActor):
         """See the module."""
         context, described, seen = self.read(self.choosing_params(state), base, batch.observations)
         reference = self.samples({}, base, context, draws["x"])[:, 0]
-        edit, log_prob = self.edited(policy, seen.features, reference).sample_and_log_prob(draws["actor"])
+        edit, log_prob = self.distribution(policy, seen.features, reference).sample_and_log_prob(draws["actor"])
         chunk = self.bounded(reference + self.config.edit_scale * self.chunks(edit))
         q = self.climbed(state, base, described, chunk)
         # Entropy of actions that no critic scores costs nothing.
@@ -165,12 +155,9 @@ class RltActor(SmallActor):
 
     def acted(self, policy: Params, sampled: Any, features: jax.Array, noise: Noise, alone: Alone) -> jax.Array:
         reference = sampled(noise["x"])
-        chunk = self.whole(policy, features, reference) + self.config.edit_scale * self.chunks(noise["actor"])
+        chunk = self.chunks(self.output(policy, features, reference))
+        chunk = chunk + self.config.edit_scale * self.chunks(noise["actor"])
         return jnp.where(alone, reference, chunk)
-
-    def whole(self, policy: Params, features: jax.Array, reference: jax.Array) -> jax.Array:
-        flat = reference.reshape(*reference.shape[:-2], -1)
-        return self.chunks(self.actor.apply({"params": policy["actor"]}, jnp.concatenate([features, flat], axis=-1)))
 
     def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
         """Also "kept" float32[B], 1 where the actor reads the reference."""
@@ -184,7 +171,7 @@ class RltActor(SmallActor):
         context, described, seen = self.read(self.choosing_params(state), base, batch.observations)
         human = of_human(batch, self.config.own_weight)
         reference = jnp.where(human, batch.actions, self.samples({}, base, context, draws["x"])[:, 0])
-        chunk = self.whole(policy, seen.features, reference * draws["kept"][:, None, None])
+        chunk = self.chunks(self.output(policy, seen.features, reference * draws["kept"][:, None, None]))
         chunk = chunk + self.config.edit_scale * self.chunks(draws["actor"])
         q = self.climbed(state, base, described, self.bounded(chunk))
         # The distance is that of the output itself: beyond the bounds nothing else has a gradient.

@@ -20,8 +20,16 @@ Params = Any  # a nested dict of arrays
 Metrics = dict[str, jax.Array]
 Observation = Mapping[str, jax.Array]  # state, prompt, and frames or features of cameras by name
 Noise = Any  # random numbers: an array, or a dict of arrays by what they are for
-Committed = tuple[Array, Array]  # actions float32[..., H, A] in model space that are given, mask float32[..., H]
 Alone = Array | bool  # bool[]: the policy's first candidate acts, whatever the critic's values are
+Acted = tuple[jax.Array, Metrics]  # a chunk float32[H, A] in model space, and the decision's record
+
+
+class Committed(NamedTuple):
+    """What is settled before a decision."""
+
+    actions: Array  # float32[..., H, A], in model space
+    mask: Array  # float32[..., H]: 1 where the action is given
+    alone: Alone = False
 
 
 class AgentState(flax.struct.PyTreeNode):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -69,8 +69,6 @@ def _filled(rows: np.ndarray, size: int) -> np.ndarray:
     return np.concatenate([rows, np.zeros((size - len(rows), *rows.shape[1:]), rows.dtype)])
 
 
-State = TypeVar("State", bound=AgentState)
-
 _ROWS = 32  # of a network of 512 numbers: what one image costs, for `map_blocks`
 _TREES = ("policy", "policy_average", "critic", "target", "grasp")  # of a state, those that may hold backbones
 _BACKBONE = "backbone"  # in the base
@@ -99,19 +97,16 @@ class Vision:
             )
 
     def base(self, key: jax.Array, place: Place = jnp.array) -> Params:
-        """The base: weights of `encoder.weights`, else random ones; empty without a frozen backbone.
+        """The frozen backbone, by weights of `encoder.weights`.
 
         Raises ConfigError for a file that is absent or holds something else.
         """
-        if not self.frozen:
-            return {}
         if not self.source:
             return self.random(key)
         weights = read_weights(self.source, resnet10_leaves())
         return {_BACKBONE: unflatten_dict({k: place(v) for k, v in weights.items()}, sep="/")}
 
     def random(self, key: jax.Array) -> Params:
-        """A base of random weights, which has the shapes and dtypes of any."""
         if not self.frozen:
             return {}
         return {_BACKBONE: self._backbone.init(key, jnp.zeros((1, 32, 32, 3), jnp.uint8))["params"]}
@@ -139,10 +134,6 @@ class Vision:
                 out[FEATURE_PREFIX + camera.name] = self.embed(base, image)
         return out
 
-    def embedded(self, base: Params, entries: Observation) -> jax.Array:
-        """`embed` of the one camera's images that `entries` have."""
-        return self.embed(base, next(iter(entries.values())))
-
     def embed(self, base: Params, images: jax.Array) -> jax.Array:
         """The frozen backbone's features float16[..., h, w, 512] of images uint8[..., H, W, 3]."""
 
@@ -153,12 +144,11 @@ class Vision:
             return features(images)
         return jax.lax.stop_gradient(map_blocks(features, (images,), rows=_ROWS))
 
-    def pretrained(self, state: State, place: Place = jnp.array) -> State:
+    def pretrained(self, state: AgentState, place: Place) -> AgentState:
         """`state` with the weights of `encoder.weights` in every backbone that is trained. Raises ConfigError."""
-        return state.replace(**{name: self.filled(getattr(state, name), place) for name in _TREES})
+        return state.replace(**{name: self._imported(getattr(state, name), place) for name in _TREES})
 
-    def filled(self, tree: Params, place: Place = jnp.array) -> Params:
-        """A network's parameters with these weights in every backbone that is trained. Raises ConfigError."""
+    def _imported(self, tree: Params, place: Place) -> Params:
         if not self._config.weights or not self._cameras or self.frozen:
             return tree
         weights = read_weights(self._config.weights, resnet10_leaves())

@@ -14,7 +14,6 @@ from serl_chunk.agents.grasp_critic import (
     GripperActions,
     best_option,
     choice_imitation,
-    discounted_penalty,
     grasp_loss,
     grasp_target,
     reachable_actions,
@@ -119,7 +118,6 @@ def test_changes_are_counted_against_the_tick_before():
     changes = choices.changes(actions, before, np.ones((1, 3), np.float32))
     assert changes.tolist() == [[1, 1, 1]]
     assert choices.changes(actions, before, np.array([[1, 1, 0]], np.float32)).tolist() == [[1, 1, 0]]
-    assert float(discounted_penalty(changes, -0.02, 0.5)[0]) == pytest.approx(-0.02 * 1.75)
 
 
 def test_the_target_is_double_dqn_averaged_over_branches():

@@ -83,7 +83,7 @@ def test_features_do_not_depend_on_how_many_frames_there_are(acrlpd):
     whole = of_frames(embed, images)
     (spec,) = embed.features.values()
     assert spec.reads == (IMAGE,)
-    assert agent.perception.cached_features() == embed.features
+    assert agent.cached_features() == embed.features
     assert (whole.dtype, whole.shape[1:]) == (np.float16, spec.shape)
     for n in (1, 8, 9, 64, 80, len(images)):
         np.testing.assert_allclose(of_frames(embed, images[:n]), whole[:n], rtol=2e-3, atol=2e-3)

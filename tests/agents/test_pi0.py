@@ -126,7 +126,7 @@ def test_a_robot_with_more_numbers_than_the_model_is_refused():
         assert caught.value.parameter == "agent.pi0.action_dim"
     agent = pi0_agent(wide, pi05=True)  # its state is in the prompt
     params, observation = jax.eval_shape(lambda: agent.policy_params(agent.init(jax.random.key(0)))), seen(agent)
-    act = lambda p, k: agent._sample_chunk(p, observation, k, agent._committed(None), explore=False)  # noqa: E731
+    act = lambda p, k: agent._sample_chunk(p, observation, k, agent._committed(None, np.bool_(False)), explore=False)  # noqa: E731
     assert jax.eval_shape(act, params, jax.random.key(0))[0].shape == (3, 2)
 
 

@@ -76,7 +76,7 @@ def test_every_preset_can_be_compiled(preset, compat):
     state = jax.eval_shape(agent.init, jax.random.key(0))
     with jax.numpy_rank_promotion("raise"):
         after, metrics = jax.eval_shape(agent._update, state, {}, batches(config, agent))
-        prefix = (np.zeros((agent.spec.horizon, 2), np.float32), np.zeros(agent.spec.horizon, np.float32))
+        prefix = agent._committed(None, np.bool_(False))
         act = lambda s, k: agent._sample_chunk(agent.policy_params(s), seen_by(agent), k, prefix, explore=True)  # noqa: E731
         chunk, _ = jax.eval_shape(act, state, jax.random.key(0))
     assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), state)

@@ -6,7 +6,6 @@ minibatch, `end_iteration`. Where all successes so far are cloned, `update_clone
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -20,10 +19,11 @@ from serl_chunk.agents.compilation import Compile, Place, compiled
 from serl_chunk.agents.groups.advantages import BASELINES, decision_weights, leave_one_out
 from serl_chunk.agents.groups.rows import Episodes, GroupRows, taken
 from serl_chunk.agents.losses.groups import compute_flow_ipo_weights, flow_ipo_loss, ppo_loss
-from serl_chunk.agents.optimiser import adam, descend, soft_update
-from serl_chunk.agents.policies.base import VelocityPolicy
+from serl_chunk.agents.optimiser import adam, descend
+from serl_chunk.agents.policies.sampled_flow import SampledFlow
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import (
+    Acted,
     AgentState,
     Alone,
     Committed,
@@ -80,17 +80,12 @@ class GroupAgent(Bc):
 
     # -- acting ----------------------------------------------------------------------------------------------
 
-    def acting_noise(
-        self, params: Params, key: jax.Array, observation: Observation, *, explore: bool, alone: Alone = False
-    ) -> Noise:
+    def acting_noise(self, key: jax.Array, observation: Observation, *, explore: bool, alone: Alone = False) -> Noise:
         if explore:
             return self.net.record_noise(key)
-        return super().acting_noise(params, key, observation, explore=False)
+        return super().acting_noise(key, observation, explore=False)
 
-    def act(
-        self, params: Params, base: Params, observation: Observation, noise: Noise, committed: Committed,
-        alone: Alone = False,
-    ) -> tuple[jax.Array, Metrics]:  # fmt: skip
+    def act(self, params: Params, base: Params, observation: Observation, noise: Noise, committed: Committed) -> Acted:
         if not isinstance(noise, Mapping):  # of the mean
             return super().act(params, base, observation, noise, committed)
         net, context = self.shown(params["policy"], base, observation)
@@ -128,7 +123,7 @@ class GroupAgent(Bc):
         return state.replace(reference=self._moved_reference(state.policy, state.reference))
 
     def _averaged_reference(self, policy: Params, reference: Params) -> Params:
-        return soft_update(policy, reference, 1 - self.config.flow_ipo_beta_ref)
+        return optax.incremental_update(policy, reference, 1 - self.config.flow_ipo_beta_ref)
 
     def _kept(self, tree: Params) -> Params:
         """A tree where `group.reference_on` keeps the reference."""
@@ -175,12 +170,11 @@ class GroupAgent(Bc):
         """
         if self.config.rule == "filtered_bc":
             return {}
-        size, parts = self._block, []
-        for at in range(0, len(rows.weight), size):
-            block = taken(rows, np.arange(at, min(at + size, len(rows.weight))), size)
+        total, size, parts = len(rows.weight), self._block, []
+        for at in range(0, total, size):
+            block = taken(rows, np.arange(at, min(at + size, total)), size)
             parts.append(self._prepare_rows(state.policy, state.reference, base, block))
-        joined = {name: np.concatenate([np.asarray(part[name]) for part in parts]) for name in parts[0]}
-        return {name: values[: len(rows.weight)] for name, values in joined.items()}
+        return {name: np.concatenate([np.asarray(part[name]) for part in parts])[:total] for name in parts[0]}
 
     def _prepare(self, policy: Params, reference: Params, base: Params, rows: GroupRows) -> dict[str, jax.Array]:
         if self.refers:
@@ -235,12 +229,8 @@ class GroupAgent(Bc):
     def _update_rows(self, state: AgentState, base: Params, reference: Params, rows: GroupRows) -> Updated:
         rng, key = jax.random.split(state.rng)
         rows = rows._replace(observations=self._observed(base, rows))
-
-        def loss(policy: Params, cut: tuple[GroupRows, Noise]) -> Loss:
-            return self.rows_loss(policy, reference, base, *cut)
-
-        cut = rows, self.row_draws(key, rows)
-        grads, metrics, _ = self.gradient(loss, state.policy, cut)
+        loss = lambda policy, cut: self.rows_loss(policy, reference, base, *cut)  # noqa: E731
+        grads, metrics, _ = self.gradient(loss, state.policy, (rows, self.row_draws(key, rows)))
         return self._descended(state.replace(rng=rng), grads, metrics)
 
     def _update_clone(self, state: AgentState, base: Params, batch: ChunkBatch) -> Updated:
@@ -289,9 +279,9 @@ class GroupAgent(Bc):
         velocity, other, straight = (v.reshape(per_action) for v in (velocity, other, straight))
         return flow_ipo_loss(velocity, other, straight, rows.target, executed)
 
-    @functools.cached_property
-    def _velocities(self) -> VelocityPolicy:
-        return cast(VelocityPolicy, self.net)  # the configuration refuses others
+    @property
+    def _velocities(self) -> SampledFlow:
+        return cast(SampledFlow, self.net)  # the configuration refuses others
 
     def _observed(self, base: Params, rows: GroupRows) -> Observation | Context:
         """Observations as networks read them, once for all encoders."""
@@ -300,19 +290,13 @@ class GroupAgent(Bc):
 
     def _context(self, policy: Params, base: Params, seen: Observation | Context) -> Context:
         if isinstance(seen, Context):
-            return self._moved(seen, forward=False)
+            return jax.tree.map(lambda x, axis: jnp.moveaxis(x, 0, axis), seen, self.net.context_axes)
         return self.net.context(policy, base, seen)
 
     def _stored_context(self, base: Params, seen: Observation) -> Context:
-        return self._moved(self.net.context({}, base, seen), forward=True)
-
-    def _moved(self, context: Context, *, forward: bool) -> Context:
-        """A context with the axis of rows first in each array, or back at its place."""
-
-        def move(x: jax.Array, axis: int) -> jax.Array:
-            return jnp.moveaxis(x, axis, 0) if forward else jnp.moveaxis(x, 0, axis)
-
-        return jax.tree.map(move, context, self.net.context_axes)
+        """The context with the axis of rows first in each array."""
+        context = self.net.context({}, base, seen)
+        return jax.tree.map(lambda x, axis: jnp.moveaxis(x, axis, 0), context, self.net.context_axes)
 
     def _shown(self, policy: Params, base: Params, seen: Observation | Context) -> tuple[Params, Context]:
         return self.net.network(policy, base), self._context(policy, base, seen)

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 
 from serl_chunk.agents.compilation import Place
 from serl_chunk.agents.perception import Perception
-from serl_chunk.agents.spec import FeatureSpec
 from serl_chunk.agents.state import Committed, Context, Noise, Observation, Params, key_of
 from serl_chunk.agents.vision import ObservationEmbedder
 from serl_chunk.models.sums import Sum
@@ -22,50 +21,50 @@ Record = dict[str, jax.Array]  # of a sampled decision: "sample", and what its d
 class HasBase(Protocol):
     """What an agent's base belongs to."""
 
-    @property
-    def source(self) -> str: ...
+    source: str  # the file of weights that both sides read; empty: the base travels, or there is none
+    source_setting: str  # which names it
 
-    @property
-    def source_setting(self) -> str: ...
+    def base(self, key: jax.Array, place: Place) -> Params:
+        """The base of `source`, else random numbers; empty where there is none. Raises ConfigError for the file."""
 
-    def base(self, key: jax.Array, place: Place) -> Params: ...
-
-    def random(self, key: jax.Array) -> Params: ...
+    def random(self, key: jax.Array) -> Params:
+        """A base of random numbers, which has the shapes and dtypes of any."""
 
 
 class ChunkPolicy(Protocol):
     """A policy with all that it reads an observation by.
 
-    `policy` is its tree in an agent's state; `params` is what `network` makes of that. Noise, and a record's arrays
-    but for "step", end in the axes `noise_shape`, which hold a chunk and what the policy adds to one.
+    `policy` is its tree in an agent's state. Noise, and a record's arrays but for "step", end in the axes
+    `noise_shape`, which hold a chunk and what the policy adds to one.
     """
 
     noise_shape: tuple[int, ...]
     # Where contexts are functions of the base and the observation alone: the axis of rows in each of their arrays.
     context_axes: Any
-
-    @property
-    def with_base(self) -> HasBase: ...
+    with_base: HasBase
 
     def init(self, key: jax.Array) -> Params:
         """A fresh `policy`, without the weights of `pretrained`."""
 
     def pretrained(self, policy: Params, place: Place) -> Params:
-        """`policy` with the weights of files, a run's start, each array by `place`. Raises ConfigError."""
+        """`policy` with the weights of files, a run's start, each array by `place`. Raises ConfigError.
 
-    def network(self, policy: Params, base: Params) -> Params: ...
+        `Vision.pretrained` has done so for image encoders.
+        """
+        return policy
+
+    def network(self, policy: Params, base: Params) -> Params:
+        """What the other methods have as `params`."""
 
     def context(self, policy: Params, base: Params, observation: Observation, critic: Params | None = None) -> Context:
         """What `params` read of an observation; by the encoder of `critic` where policies read that."""
 
     def described(self, context: Context, base: Params, observation: Observation) -> Observation:
         """An observation with what the policy adds to it for a critic, as `embedder` computes it of stored ones."""
+        return observation
 
     def embedder(self, base: Params) -> ObservationEmbedder | None:
         """What computes the features of stored observations that critics read; None where there are none."""
-
-    def cached_features(self) -> dict[str, FeatureSpec]:
-        """The features that `embedder` computes, by name."""
 
     def augmented(self, key: jax.Array, base: Params, batch: ChunkBatch) -> ChunkBatch:
         """`batch` as an update reads it, its images changed at random."""
@@ -104,16 +103,6 @@ class ChunkPolicy(Protocol):
         """float32[..., R]: of each action (R = H), or of the whole decision (R = 1)."""
 
 
-class VelocityPolicy(ChunkPolicy, Protocol):
-    """A policy that integrates a velocity field from noise (t = 0) to chunks (t = 1)."""
-
-    def velocity(self, params: Params, context: Context, x: jax.Array, t: jax.Array, given: jax.Array) -> jax.Array:
-        """v at x float32[..., *noise_shape] and t float32[...]; `given` float32[..., H]."""
-
-    def integrated(self, params: Params, context: Context, noise: jax.Array) -> jax.Array:
-        """Where the ODE takes noise float32[..., *noise_shape], in all numbers of the policy."""
-
-
 class ChunkNetwork:
     """Base: a network of flat chunks float32[..., H*A] behind an encoder. Its tree: {"encoder", `name`}."""
 
@@ -124,10 +113,7 @@ class ChunkNetwork:
         self.perception, self.spec = perception, perception.spec
         self.chunk_dim = self.spec.horizon * self.spec.action_dim
         self.noise_shape: tuple[int, ...] = (self.chunk_dim,)
-
-    @property
-    def with_base(self) -> HasBase:
-        return self.perception.vision
+        self.with_base: HasBase = perception.vision
 
     def init_network(self, key: jax.Array, features: jax.Array) -> Params:
         """Fresh parameters behind features float32[B, F]."""
@@ -139,23 +125,14 @@ class ChunkNetwork:
         own = {} if self.perception.shares_encoder else {"encoder": encoder}
         return own | {self.name: self.init_network(key_of(key, self.name), features)}
 
-    def pretrained(self, policy: Params, place: Place) -> Params:
-        return self.perception.vision.filled(policy, place)
-
     def network(self, policy: Params, base: Params) -> Params:
         return policy[self.name]
 
     def context(self, policy: Params, base: Params, observation: Observation, critic: Params | None = None) -> Context:
         return self.perception.policy_context(policy, critic or {}, base, observation)
 
-    def described(self, context: Context, base: Params, observation: Observation) -> Observation:
-        return observation
-
     def embedder(self, base: Params) -> ObservationEmbedder | None:
         return self.perception.embedder(base)
-
-    def cached_features(self) -> dict[str, FeatureSpec]:
-        return self.perception.cached_features()
 
     def augmented(self, key: jax.Array, base: Params, batch: ChunkBatch) -> ChunkBatch:
         return self.perception.shifted(key, base, batch)
@@ -163,16 +140,35 @@ class ChunkNetwork:
     def chunks(self, flat: jax.Array) -> jax.Array:
         return flat.reshape(*flat.shape[:-1], self.spec.horizon, self.spec.action_dim)
 
-    def ratio_units(self, log_prob: jax.Array) -> jax.Array:
-        """float32[..., R] of log-probabilities of numbers float32[..., H*A]: of each action, or of the chunk."""
-        each = jnp.sum(self.chunks(log_prob), axis=-1)
-        return each if self.spec.group.density == "tick" else jnp.sum(each, axis=-1, keepdims=True)
 
+class Head(ChunkNetwork, ChunkPolicy):
+    """Base: a distribution of each number, with a mean and a scale. It learns from a batch without draws of its own.
 
-class Head(ChunkNetwork):
-    """Base: a distribution of each number, with a mean and a scale. It learns from a batch without draws of its own."""
+    In iterations on groups `group.sigma` above 0 stands in place of the scale.
+    """
 
     drawn: Callable[..., jax.Array] = staticmethod(jax.random.normal)  # its noise, of scale 1
+
+    def own_density(self, params: Params, context: Context) -> tuple[jax.Array, jax.Array]:
+        """Mean and log scale float32[..., H*A] of what iterations sample without `group.sigma`."""
+        raise NotImplementedError
+
+    def log_density(self, sample: jax.Array, mean: jax.Array, log_scale: jax.Array) -> jax.Array:
+        """Of each number."""
+        raise NotImplementedError
+
+    def _density(self, params: Params, context: Context) -> tuple[jax.Array, jax.Array]:
+        (mean, own), sigma = self.own_density(params, context), self.spec.group.sigma
+        return mean, jnp.full_like(own, jnp.log(sigma)) if sigma else own
+
+    def record(self, params: Params, context: Context, noise: Noise) -> Record:
+        mean, log_scale = self._density(params, context)
+        return {"sample": mean + jnp.exp(log_scale) * noise["z"]}
+
+    def log_prob(self, params: Params, context: Context, record: Record) -> jax.Array:
+        each = self.log_density(record["sample"], *self._density(params, context))
+        of_actions = jnp.sum(self.chunks(each), axis=-1)
+        return of_actions if self.spec.group.density == "tick" else jnp.sum(of_actions, axis=-1, keepdims=True)
 
     def draws(self, key: jax.Array, size: int) -> Noise:
         return {}

@@ -10,20 +10,19 @@ import jax.numpy as jnp
 from serl_chunk.agents.losses.imitation import imitation_sum
 from serl_chunk.agents.perception import Perception
 from serl_chunk.agents.policies.base import ChunkNetwork, Record, observation_key
-from serl_chunk.agents.policies.sampled_flow import SampledFlow, drawn_delay, given_actions
+from serl_chunk.agents.policies.sampled_flow import SampledFlow
 from serl_chunk.agents.state import Committed, Context, Noise, Observation, Params, key_of
 from serl_chunk.config.agents.flow import FlowConfig
 from serl_chunk.config.agents.policy import TrainDelay
 from serl_chunk.models.flow import VelocityField, integrate, interpolate, linear_share, linear_steps
 from serl_chunk.models.sums import Sum
-from serl_chunk.types import ChunkBatch
 
 # Wider ones differ more than a young critic can tell.
 WIDEST = 0.25  # scale of the noise of the last candidate
 ALONE = 0.14  # scale of the noise that a candidate explores from which is compared with no other
 
 
-class FlowPolicy(SampledFlow, ChunkNetwork):
+class FlowPolicy(ChunkNetwork, SampledFlow):
     """Chunks by integrating a learned velocity field, whose parameters are those of the policy.
 
     The field is v(o, x, t) = net(o, x, t) + k(t) x, where k(t) x is the velocity's regression on x_t of chunks whose
@@ -44,7 +43,6 @@ class FlowPolicy(SampledFlow, ChunkNetwork):
     ) -> None:  # fmt: skip
         super().__init__(perception)
         self.flow, self.published, self.train_delay = flow, published, train_delay
-        self.sees_given = train_delay != "none"
         self.steps = flow.steps
         self.field: Any = VelocityField(flow.hidden, self.chunk_dim, **layers)
 
@@ -64,19 +62,13 @@ class FlowPolicy(SampledFlow, ChunkNetwork):
             "x0": jax.random.normal(key_of(key, "x0"), (size, self.chunk_dim)),
             "t": jax.random.uniform(key_of(key, "t"), (size,)),
         }
-        return draws | drawn_delay(self.train_delay, key, size, self.spec.executed)
-
-    def given(self, batch: ChunkBatch, draws: Noise) -> jax.Array:
-        """float32[B, H]: 1 for a window's first d actions, which were committed at its decision (`train_delay`)."""
-        return given_actions(self.train_delay, batch, draws)
+        return draws | self.drawn_delay(key, size)
 
     def velocity(self, params: Params, context: Context, x: jax.Array, t: jax.Array, given: jax.Array) -> jax.Array:
-        """v at x float32[..., D] and t float32[...], `given` float32[..., H]."""
         net = self._net(params, context, x, t, given)
         return net if self.published else net + linear_share(t, self.flow.spread)[..., None] * x
 
     def advance(self, params: Params, context: Context, x: jax.Array, step: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """One step from x float32[..., D], number `step` int32[...], as `sample` makes it; and the velocity at x."""
         t = step.astype(jnp.float32) / self.steps
         net = self._net(params, context, x, t, jnp.zeros((*x.shape[:-1], self.spec.horizon)))
         scale, gain = (jnp.asarray(of)[step][..., None] for of in linear_steps(self.steps, self.flow.spread))
@@ -94,10 +86,7 @@ class FlowPolicy(SampledFlow, ChunkNetwork):
     def loss(
         self, params: Params, context: Context, chunks: jax.Array, weight: jax.Array, given: jax.Array, draws: Noise
     ) -> Sum:
-        """Conditional flow matching under `weight` float32[B, H] or [B, H, A] of |v(o, x_t, t) - (a - z)|^2.
-
-        Where `given` float32[B, H] is 1, x_t is the action itself, and the step has no weight.
-        """
+        """Conditional flow matching of |v(o, x_t, t) - (a - z)|^2; x_t of a given action is itself, without weight."""
         flat = chunks.reshape(chunks.shape[0], -1)
         x, velocity = interpolate(draws["x0"], draws["t"], flat)
         if self.sees_given:
@@ -110,15 +99,11 @@ class FlowPolicy(SampledFlow, ChunkNetwork):
     def sample(
         self, params: Params, context: Context, noise: jax.Array, committed: Committed | None = None, steps: int = 0
     ) -> jax.Array:
-        """Chunks float32[..., N, H, A] before any clip, from noise float32[..., N, H*A].
-
-        Committed actions are float32[..., H, A], their mask [..., H]; `steps` of Euler's method, 0: the policy's.
-        """
         lead = context.features.shape[:-1]
         given, fixed = jnp.zeros((*lead, self.spec.horizon)), None
         if committed is not None:
-            given = jnp.asarray(committed[1])
-            actions = committed[0].reshape(*lead, 1, self.chunk_dim)
+            given = jnp.asarray(committed.mask)
+            actions = committed.actions.reshape(*lead, 1, self.chunk_dim)
             fixed = (actions, jnp.repeat(given, self.spec.action_dim, axis=-1)[..., None, :])
         one = context._replace(features=context.features[..., None, :])
 

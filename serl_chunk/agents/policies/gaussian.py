@@ -63,20 +63,12 @@ class GaussianPolicy(Head):
         flat, log_prob = dist.sample_and_log_prob(noise)
         return self.chunks(flat), self.chunks(log_prob)
 
-    def _density(self, params: Params, context: Context) -> TanhNormal:
-        """What iterations on groups sample: with `group.sigma` above 0 in place of its own deviation."""
-        own, sigma = self.distribution(params, context), self.spec.group.sigma
-        return own._replace(log_std=jnp.full_like(own.log_std, jnp.log(sigma))) if sigma else own
+    def own_density(self, params: Params, context: Context) -> tuple[jax.Array, jax.Array]:
+        """Before the tanh, which no ratio depends on."""
+        return self.distribution(params, context)
 
-    def record(self, params: Params, context: Context, noise: Noise) -> Record:
-        """ "sample", before the tanh."""
-        dist = self._density(params, context)
-        return {"sample": dist.mean + jnp.exp(dist.log_std) * noise["z"]}
+    def log_density(self, sample: jax.Array, mean: jax.Array, log_scale: jax.Array) -> jax.Array:
+        return normal_log_prob(sample, mean, jnp.exp(log_scale))
 
     def recorded_chunk(self, record: Record) -> jax.Array:
         return self.chunks(jnp.tanh(record["sample"]))
-
-    def log_prob(self, params: Params, context: Context, record: Record) -> jax.Array:
-        """Of samples before the tanh, which no ratio depends on."""
-        dist = self._density(params, context)
-        return self.ratio_units(normal_log_prob(record["sample"], dist.mean, jnp.exp(dist.log_std)))

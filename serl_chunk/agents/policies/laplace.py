@@ -23,7 +23,7 @@ class LaplacePolicy(Head):
     """Independent Laplace distributions of a chunk's numbers. The network's parameters: {"mean", "scale"}.
 
     Imitation fits the mean by |a - mean|, and the scale by likelihood with mean and features held. In iterations on
-    groups the scale stays as it is; `group.sigma` above 0 stands in its place.
+    groups the scale stays as it is.
     """
 
     drawn = staticmethod(jax.random.laplace)
@@ -61,22 +61,15 @@ class LaplacePolicy(Head):
         mean, log_scale = (of(params, context)[..., None, :] for of in (self._mean, self._log_scale))
         return self.chunks(mean + jnp.exp(log_scale) * noise)
 
-    def _density(self, params: Params, context: Context) -> tuple[jax.Array, jax.Array]:
-        """Mean and log b of what iterations sample; the gradient is the mean's alone."""
-        mean, sigma = self._mean(params, context), self.spec.group.sigma
-        own = jax.lax.stop_gradient(self._log_scale(params, context))
-        return mean, jnp.full_like(own, jnp.log(sigma)) if sigma else own
+    def own_density(self, params: Params, context: Context) -> tuple[jax.Array, jax.Array]:
+        """The gradient is the mean's alone."""
+        return self._mean(params, context), jax.lax.stop_gradient(self._log_scale(params, context))
 
-    def record(self, params: Params, context: Context, noise: Noise) -> Record:
-        mean, log_scale = self._density(params, context)
-        return {"sample": mean + jnp.exp(log_scale) * noise["z"]}
+    def log_density(self, sample: jax.Array, mean: jax.Array, log_scale: jax.Array) -> jax.Array:
+        return laplace_log_prob(sample - mean, log_scale)
 
     def recorded_chunk(self, record: Record) -> jax.Array:
         return self.chunks(record["sample"])
-
-    def log_prob(self, params: Params, context: Context, record: Record) -> jax.Array:
-        mean, log_scale = self._density(params, context)
-        return self.ratio_units(laplace_log_prob(record["sample"] - mean, log_scale))
 
 
 def laplace_log_prob(difference: jax.Array, log_scale: jax.Array) -> jax.Array:

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from serl_chunk.agents.compilation import Place
 from serl_chunk.agents.partition import Partition
 from serl_chunk.agents.perception import Perception
-from serl_chunk.agents.policies.base import HasBase, Record, observation_key
-from serl_chunk.agents.policies.sampled_flow import SampledFlow, drawn_delay, given_actions
+from serl_chunk.agents.policies.base import Record, observation_key
+from serl_chunk.agents.policies.sampled_flow import SampledFlow
 from serl_chunk.agents.spec import POLICY_FEATURES, FeatureSpec
 from serl_chunk.agents.state import Committed, Context, Noise, Observation, Params, key_of
 from serl_chunk.agents.vision import ObservationEmbedder
@@ -34,9 +34,12 @@ _NAME = "pi0"  # in an agent's policy, and in its base
 class Pi0Policy(SampledFlow):
     """The parameters are the trained leaves of the model's tree; the others are the base's."""
 
+    source_setting = "agent.pi0.weights"
+
     def __init__(self, config: Pi0Config, perception: Perception, train_delay: TrainDelay = "none") -> None:
         self.config, self.perception, self.steps = config, perception, config.steps
-        self.train_delay, self.sees_given = train_delay, train_delay != "none"
+        self.train_delay, self.with_base = train_delay, self
+        self.source = config.weights if config.trainable != "full" else ""
         spec = self.spec = perception.spec
         self.noise_shape = (spec.horizon, config.action_dim)
         # pi0.5's state is in its prompt.
@@ -57,10 +60,6 @@ class Pi0Policy(SampledFlow):
 
     # -- parameters ------------------------------------------------------------------------------------------
 
-    @property
-    def with_base(self) -> HasBase:
-        return self
-
     def init(self, key: jax.Array) -> Params:
         """Fresh trained leaves."""
         return {_NAME: self._fresh(key, trained=True)}
@@ -70,32 +69,18 @@ class Pi0Policy(SampledFlow):
         chosen = {path: leaf for path, leaf in leaves if self.partition.trains(path) == trained}
         return tree.nested({path: tree.initial_leaf(leaf, key) for path, leaf in chosen.items()})
 
-    @property
-    def source(self) -> str:
-        """The file of the leaves that are not trained; empty where there are none, or they are random."""
-        return self.config.weights if self.config.trainable != "full" else ""
-
-    @property
-    def source_setting(self) -> str:
-        """The setting that names it."""
-        return "agent.pi0.weights"
-
     def base(self, key: jax.Array, place: Place = jnp.array) -> Params:
-        """The leaves that are not trained, of the file of weights or random ones. Raises ConfigError for the file."""
-        if self.config.trainable == "full":
-            return {}
-        if not self.config.weights:
+        """The leaves that are not trained."""
+        if not self.source:
             return self.random(key)
         paths = [path for path in tree.leaves(self.config) if not self.partition.trains(path)]
-        return {_NAME: tree.nested(weights.read(self.config.weights, self.config, paths, place))}
+        return {_NAME: tree.nested(weights.read(self.source, self.config, paths, place))}
 
     def random(self, key: jax.Array) -> Params:
-        """A base of random numbers, which has the shapes and dtypes of any."""
         others = self._fresh(key, trained=False)
         return {_NAME: others} if others else {}
 
     def pretrained(self, policy: Params, place: Place = jnp.array) -> Params:
-        """Trained leaves with the numbers of the file of weights, where it has them. Raises ConfigError."""
         if not self.config.weights:
             return policy
         fresh = tree.flat(policy[_NAME])
@@ -155,16 +140,12 @@ class Pi0Policy(SampledFlow):
             state = entries.get(STATE, jnp.zeros((len(next(iter(entries.values()))), 0), jnp.float32))
             return self.features(base, {STATE: state, **entries})
 
-        return ObservationEmbedder(self.cached_features(), embed, base)
-
-    def cached_features(self) -> dict[str, FeatureSpec]:
         perception = self.perception
-        if not perception.segments:
-            return {}
         reads = [IMAGE_PREFIX + name for name in self.slots]
         reads += [PROMPT, PROMPT_MASK] if perception.config.language.reads else []
         reads += [STATE] if self.config.reads_bins else []  # its bins are in the prompt
-        return {POLICY_FEATURES: FeatureSpec((perception.segments, perception.segment_width), tuple(reads))}
+        feature = FeatureSpec((perception.segments, perception.segment_width), tuple(reads))
+        return ObservationEmbedder({POLICY_FEATURES: feature}, embed, base)
 
     # -- samples and losses ----------------------------------------------------------------------------------
 
@@ -180,17 +161,13 @@ class Pi0Policy(SampledFlow):
         lead = (size,) if self.config.flow_draws == 1 else (size, self.config.flow_draws)
         noisy = jax.random.beta(key_of(key, "t"), 1.5, 1.0, lead) * 0.999 + 0.001
         draws = {"x0": jax.random.normal(key_of(key, "x0"), (*lead, *self.noise_shape)), "t": 1.0 - noisy}
-        return draws | drawn_delay(self.train_delay, key, size, self.spec.executed)
-
-    def given(self, batch: ChunkBatch, draws: Noise) -> jax.Array:
-        return given_actions(self.train_delay, batch, draws)
+        return draws | self.drawn_delay(key, size)
 
     def velocity(self, params: Params, context: Context, x: jax.Array, t: jax.Array, given: jax.Array) -> jax.Array:
-        """v towards the data at x float32[..., H, D] and t float32[...]; `given` float32[..., H]."""
         return -self.model.velocity(params, context.cache, x, 1.0 - t, given if self.sees_given else None)
 
     def advance(self, params: Params, context: Context, x: jax.Array, step: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """One step of Euler's method from x float32[..., H, D], number `step` int32[...]; and the velocity at x."""
+        """By Euler's method."""
         v = -self.model.velocity(params, context.cache, x, 1.0 - step.astype(jnp.float32) / self.steps)
         return x + v / self.steps, v
 
@@ -200,10 +177,7 @@ class Pi0Policy(SampledFlow):
     def loss(
         self, params: Params, context: Context, chunks: jax.Array, weight: jax.Array, given: jax.Array, draws: Noise
     ) -> Sum:
-        """Conditional flow matching of the robot's own numbers by whole `params`.
-
-        `weight` is float32[B, H] or [B, H, A].
-        """
+        """Conditional flow matching of the robot's own numbers."""
         noise, t = draws["x0"], 1.0 - draws["t"]
         if t.ndim == 1:
             noise, t = noise[:, None], t[:, None]
@@ -212,12 +186,12 @@ class Pi0Policy(SampledFlow):
     def sample(
         self, params: Params, context: Context, noise: jax.Array, committed: Committed | None = None, steps: int = 0
     ) -> jax.Array:
-        """Chunks float32[..., N, H, A] before any clip, from noise float32[..., N, H, D] and whole `params`."""
+        fixed, missing = None, self.config.action_dim - self.spec.action_dim
         if committed is not None:
-            missing = self.config.action_dim - self.spec.action_dim
-            committed = jnp.pad(committed[0], [*[(0, 0)] * (committed[0].ndim - 1), (0, missing)]), committed[1]
+            actions = committed.actions
+            fixed = jnp.pad(actions, [*[(0, 0)] * (actions.ndim - 1), (0, missing)]), committed.mask
         steps = steps or self.config.steps
-        chunks = self.model.sample(params, context.cache, noise, committed, steps, clean=self.sees_given)
+        chunks = self.model.sample(params, context.cache, noise, fixed, steps, clean=self.sees_given)
         return chunks[..., : self.spec.action_dim]
 
     def candidate_noise(

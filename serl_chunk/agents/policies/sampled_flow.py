@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import jax
 import jax.numpy as jnp
 
-from serl_chunk.agents.policies.base import Record
+from serl_chunk.agents.policies.base import ChunkPolicy, Record
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import Context, Noise, Params, key_of
 from serl_chunk.config.agents.policy import TrainDelay
@@ -14,40 +16,42 @@ from serl_chunk.models.flow import random_step
 from serl_chunk.types import ChunkBatch
 
 
-def drawn_delay(train_delay: TrainDelay, key: jax.Array, size: int, below: int) -> Noise:
-    """ "delay" int32[B], actions of a window that are given, uniform below `below`, where it is "sampled"."""
-    if train_delay != "sampled":
-        return {}
-    return {"delay": jax.random.randint(key_of(key, "delay"), (size,), 0, below)}
+class SampledFlow(ChunkPolicy, Protocol):
+    """Base of policies that integrate a velocity field from noise (t = 0) to chunks (t = 1).
 
-
-def given_actions(train_delay: TrainDelay, batch: ChunkBatch, draws: Noise) -> jax.Array:
-    """float32[B, H]: 1 for a window's first d actions, which were committed at its decision."""
-    b, h = batch.actions.shape[:2]
-    if train_delay == "none":
-        return jnp.zeros((b, h))
-    delay = batch.delay if train_delay == "recorded" else draws["delay"]
-    return (jnp.arange(h)[None] < delay[:, None]).astype(jnp.float32)
-
-
-class SampledFlow:
-    """Base of policies that integrate a velocity field; `group.sigma` 0 is the ODE, which has no density.
-
+    Its decisions in iterations: `group.sigma` 0 is the ODE, which has no density.
     `sde`: one step of a decision, whose number is drawn, is random (`models.flow.random_step`), the others are the
     ODE's. Its density is of all numbers of the policy, because later steps mix them. `end`: a Gaussian of fixed
     deviation around the ODE's chunk, whose density is each action's.
     """
 
     spec: AgentSpec
-    noise_shape: tuple[int, ...]
     steps: int  # of the integration
+    train_delay: TrainDelay
+
+    def velocity(self, params: Params, context: Context, x: jax.Array, t: jax.Array, given: jax.Array) -> jax.Array:
+        """v at x float32[..., *noise_shape] and t float32[...]; `given` float32[..., H]."""
 
     def advance(self, params: Params, context: Context, x: jax.Array, step: jax.Array) -> tuple[jax.Array, jax.Array]:
         """One step of the ODE from x float32[..., *noise_shape], number `step` int32[...], and the velocity at x."""
-        raise NotImplementedError
 
-    def recorded_chunk(self, record: Record) -> jax.Array:
-        raise NotImplementedError
+    @property
+    def sees_given(self) -> bool:
+        return self.train_delay != "none"
+
+    def drawn_delay(self, key: jax.Array, size: int) -> Noise:
+        """ "delay" int32[B], actions of a window that are given, where `train_delay` is "sampled"."""
+        if self.train_delay != "sampled":
+            return {}
+        return {"delay": jax.random.randint(key_of(key, "delay"), (size,), 0, self.spec.executed)}
+
+    def given(self, batch: ChunkBatch, draws: Noise) -> jax.Array:
+        """float32[B, H]: 1 for a window's first d actions, which were committed at its decision (`train_delay`)."""
+        b, h = batch.actions.shape[:2]
+        if not self.sees_given:
+            return jnp.zeros((b, h))
+        delay = batch.delay if self.train_delay == "recorded" else draws["delay"]
+        return (jnp.arange(h)[None] < delay[:, None]).astype(jnp.float32)
 
     def record_noise(self, key: jax.Array) -> Noise:
         """ "x0", where the flow starts, and where `group.sigma` is above 0 "z", standard normal, and "step" int32[]."""
