@@ -199,6 +199,16 @@ def test_a_fresh_target_and_a_fresh_average_are_what_they_follow():
     assert same(state.grasp["policy_average"], state.grasp["policy"])
 
 
+def test_a_target_follows_its_critic_slowly():
+    agent, state = fresh("acfql")
+    tau, still = agent.config.critic.tau, jax.tree.map(jnp.zeros_like, state.critic)
+    after = agent._apply_critic_gradient(state, still)  # a fresh optimiser: the critic stays
+    for name, target in state.target.items():
+        expected = jax.tree.map(lambda online, old: tau * online + (1 - tau) * old, state.critic[name], target)
+        jax.tree.map(lambda new, one: np.testing.assert_allclose(new, one, atol=1e-6), after.target[name], expected)
+        assert not target or not same(after.target[name], target)  # a state without an encoder
+
+
 @pytest.mark.parametrize(("variant", "waits"), [("acfql", True), ("acrlpd", False), ("published", False)])
 def test_a_critic_that_has_seen_no_failure_chooses_where_the_agent_is_published_so(variant, waits):
     agent, state = fresh(variant)
