@@ -45,6 +45,7 @@ from serl_chunk.viz import plots
 TAUGHT_AT_ONCE = 16  # robots that a policy server decides for
 STARTS = 600_000  # of evaluations here; nothing was tuned on them
 SHUFFLED = Path(__file__).parent / "support" / "shuffled_learner.py"
+SHUFFLED_NAME = ", shuffled"  # behind a rule's name; its line is dashed
 CLONE_UPDATES = 8_000
 
 
@@ -141,7 +142,8 @@ def gain(before: Sequence[bool], after: Sequence[bool], key: str, label: str) ->
 
 def draw(runs: Sequence[Run], file: Path) -> None:
     """Draw the mean policy's success of all runs, over environment steps and over time, as PNG."""
-    names = list(dict.fromkeys(run.name for run in runs))
+    rule = lambda run: run.name.removesuffix(SHUFFLED_NAME)  # noqa: E731
+    names = list(dict.fromkeys(map(rule, runs)))
     colours = dict(
         zip(names, (plots.BLUE, plots.VERMILLION, plots.GREEN, plots.PURPLE, plots.SKY, plots.INK) * 3, strict=False)
     )
@@ -154,7 +156,13 @@ def draw(runs: Sequence[Run], file: Path) -> None:
             for run in runs:
                 x = [(getattr(c, of) or 0) / scale for c in run.checkpoints]
                 first = run is next(r for r in runs if r.name == run.name)
-                ax.plot(x, [c.rate for c in run.checkpoints], color=colours[run.name], label=run.name if first else "")
+                ax.plot(
+                    x,
+                    [c.rate for c in run.checkpoints],
+                    color=colours[rule(run)],
+                    linestyle="-" if run.name == rule(run) else "--",
+                    label=run.name if first else "",
+                )
             plots.percent_axis(ax, "success, mean policy")
             ax.set_xlabel(label)
         plots.add_legend(ax, "upper left")
@@ -186,7 +194,7 @@ def main() -> None:
     args = learning.arguments(p)
     if args.plot and not args.json:
         p.error("--plot draws what is in the file of --json: give that")
-    name = (args.name or args.preset) + (", shuffled" if args.shuffled else "")
+    name = (args.name or args.preset) + (SHUFFLED_NAME if args.shuffled else "")
     starts = VALIDATION_SEED_BASE if args.validation else STARTS
     for seed in args.seeds:
 

@@ -400,7 +400,7 @@ class Leader(Together):
 
 
 class Follower(Together):
-    """A process other than 0: carries out what that one tells. `end`: as `Leader`'s, where that one is gone."""
+    """A process other than 0, which carries out its instructions. `end`: as `Leader`'s, where process 0 is gone."""
 
     def __init__(self, processes: Processes, config: ExperimentConfig, end: Callable[[int], Any]) -> None:
         super().__init__(processes)
@@ -441,11 +441,11 @@ class Follower(Together):
     def _report(self, error: BaseException) -> None:
         self._reports.append(repr(error)[:500].encode())
 
-    def _instruction(self, told: codec.Message) -> bool:
-        header, values = told.header, told.arrays
+    def _instruction(self, message: codec.Message) -> bool:
+        header, values = message.header, message.arrays
         for number in header["freed"]:
             self._arrays.pop(number, None)
-        match told.kind:
+        match message.kind:
             case "call":
                 self._arrays |= self._numbered(self._called(header, values))
             case "leaf":
@@ -461,7 +461,7 @@ class Follower(Together):
                 require(Path(header["path"]).is_dir(), "checkpoint_path",
                     f"{header['path']} is not there on {os.uname().nodename}. Give one on a disk that all processes "
                     "share")  # fmt: skip
-        return told.kind != "end"
+        return message.kind != "end"
 
     def _called(self, header: Mapping[str, Any], values: Mapping[str, np.ndarray]) -> Any:
         number, kind = header["number"], header["kind"]
@@ -485,9 +485,11 @@ class Follower(Together):
         heard = time.monotonic()
         with self._signs as signs:
             while not self._over.is_set():
-                text = self._reports.popleft() if self._reports else b"stop" if self.stop.is_set() else b""
-                with contextlib.suppress(zmq.ZMQError):
+                text = self._reports[0] if self._reports else b"stop" if self.stop.is_set() else b""
+                with contextlib.suppress(zmq.ZMQError):  # the next round tries again
                     signs.send(text, zmq.NOBLOCK)
+                    if self._reports and text is self._reports[0]:
+                        self._reports.popleft()
                 if signs.poll(int(1e3 * SIGN)):
                     signs.recv()
                     heard = time.monotonic()

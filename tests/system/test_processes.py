@@ -125,7 +125,7 @@ def two_processes(c: Cluster, run: Path, xla: str) -> list[Process]:
 
 @pytest.mark.slow
 def test_two_processes_of_one_learner_end_together_and_go_on(processes, environment, tmp_path):
-    """One is killed, then the other, then one is told to stop; the run ends on one device, with every step once."""
+    """Kill each, then stop the second by a signal. The run ends on one device and holds every step once."""
     run = tmp_path / "run"
     spool = ("--spool_path", str(tmp_path / "spool"))
     actors = [processes.actor("--actor_id", name, *spool, **ENDLESS) for name in ("left", "right")]
