@@ -55,7 +55,9 @@ SAVINGS = {
     "qc-rlpd-critic-first": Method("qc-rlpd", (*GAUSSIAN, "learner.cta_ratio=4")),  # the policy once in four
     "qc-rlpd-subset": Method("qc-rlpd", (*GAUSSIAN, "agent.critic.target_subset=2")),  # two random heads in the target
 }
-EVERY = METHODS | SAVINGS
+# Ours with returns of two and of five chunks, asked for by name; the policy's chunk stays.
+LONGER = {f"n-step-{n}": Method(None, (f"chunk.return_steps={n}",)) for n in (10, 25)}
+EVERY = METHODS | SAVINGS | LONGER
 
 RECORDED = results.FOLDER / "cube_single_published.json"  # the published code's runs on TASK
 
