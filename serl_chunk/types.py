@@ -292,6 +292,12 @@ class StepBlock:
     def n(self) -> int:
         return len(self.action)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its observations and actions; of images those that they have decoded."""
+        sparse = sum(rows.values.nbytes for rows in self.sparse.values())
+        return sum(v.nbytes for v in self.observation.values()) + self.action.nbytes + sparse
+
     @classmethod
     def from_steps(cls, episode_id: str, steps: list[Step]) -> StepBlock:
         """Stack consecutive `steps`; raises DataError on a gap in the ticks. A single step's arrays are not copied."""
@@ -317,6 +323,31 @@ class StepBlock:
             **{name: np.array(columns[name], dtype) for name, dtype in STEP_COLUMNS.items()},
             sparse={k: SparseRows(np.array([*v], np.int32), _stack([*v.values()])) for k, v in sparse.items()},
         )
+
+    @classmethod
+    def join(cls, blocks: Sequence[StepBlock]) -> StepBlock:
+        """Return consecutive blocks of an episode as one, by copies; JPEG images are decoded.
+
+        Raises DataError where the names or the shapes of their arrays differ.
+        """
+        first, sparse = blocks[0], dict[str, SparseRows]()
+        for key in dict.fromkeys(key for b in blocks for key in b.sparse):
+            parts = [(b.first_tick - first.first_tick, b.sparse[key]) for b in blocks if key in b.sparse]
+            if len({rows.values.shape[1:] for _, rows in parts}) > 1:
+                raise DataError(f"{key} changes its shape within the episode")
+            index = np.concatenate([before + rows.index for before, rows in parts]).astype(np.int32)
+            sparse[key] = SparseRows(index, np.concatenate([rows.values for _, rows in parts]))
+        names = list(first.observation)
+        if any(list(b.observation) != names for b in blocks):
+            raise DataError("the names of its observations change within the episode")
+        sizes = {(b.action.shape[1:], *(b.observation[name].shape[1:] for name in names)) for b in blocks}
+        if len(sizes) > 1:
+            raise DataError("the sizes of its state or actions change within the episode")
+        columns: dict[str, Any] = {
+            name: np.concatenate([getattr(b, name) for b in blocks]) for name in ("action", *STEP_COLUMNS)
+        }
+        observation = {k: np.concatenate([b.observation[k] for b in blocks]) for k in names}
+        return dataclasses.replace(first, observation=observation, sparse=sparse, **columns)
 
     def observation_at(self, i: int) -> Observation:
         """Return the observation of step i, with the images that step carries."""

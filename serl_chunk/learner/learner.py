@@ -27,9 +27,9 @@ from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.preprocess import Preprocess, fit_preprocess
 from serl_chunk.io import fsync_path, plural
 from serl_chunk.learner.devices import Devices
+from serl_chunk.learner.intake import Received, RecordRouter
 from serl_chunk.learner.offline_data import InitialData, precompute_features
 from serl_chunk.learner.schedule import BY_LEARNER, Check, Evaluate, Evaluations, TrainingProgress
-from serl_chunk.learner.service import Received, RecordRouter
 from serl_chunk.learner.trainers.base import Trainer
 from serl_chunk.learner.training_stats import TrainingStats, ValueRange
 from serl_chunk.replay.memory import available_bytes, check_memory
@@ -286,7 +286,7 @@ class Learner:
             self.idle = not self.work()
             if self.idle:
                 start = time.perf_counter()
-                self.router.wait(0.02)
+                self.router.wait(0.02, self.trainer.steps_missing)
                 self.stats.waited(time.perf_counter() - start)
             tick()
 

@@ -14,8 +14,8 @@ from serl_chunk.config.experiment import LearnerConfig
 from serl_chunk.types import Snapshot
 
 if TYPE_CHECKING:
+    from serl_chunk.learner.intake import RecordRouter
     from serl_chunk.learner.learner import Learner
-    from serl_chunk.learner.service import RecordRouter
 
 BY_LEARNER = "learner"  # `by` of the rows that such an evaluation writes
 IDLE_S = 2.0  # without a step, after which a share is taken back where another session waits for one

@@ -5,24 +5,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from serl_chunk.config.experiment import ExperimentConfig
-from serl_chunk.data.demos import short_digest
 from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.io import Waiting, format_bytes
-from serl_chunk.learner.assembly import EpisodeAssembler
-from serl_chunk.learner.groups.collector import Collector
+from serl_chunk.learner.intake import Entry, Intake
 from serl_chunk.learner.schedule import StepShares
-from serl_chunk.replay.episode import EpisodeStats
-from serl_chunk.replay.partitions import Added
-from serl_chunk.replay.replay import Replay
 from serl_chunk.runs.amend import AmendRequests
 from serl_chunk.runs.checkpoints import CheckpointStore
 from serl_chunk.runs.episodes import JOURNAL
@@ -36,11 +30,8 @@ from serl_chunk.transport.storage.record_store import RecordStore, check_retenti
 from serl_chunk.transport.wire.handshake import MAX_ARRAYS
 from serl_chunk.types import (
     Amend,
-    Begin,
     ConfigError,
     DataError,
-    End,
-    Episode,
     Grant,
     PolicyOrigin,
     Record,
@@ -63,218 +54,6 @@ EPISODE_TIMEOUT = 30.0  # seconds of silence that close an actor's episode as tr
 FINISH_GRACE = 10.0  # seconds the actors have to deliver what is left after the end of training
 
 
-class DemonstrationReceiver:
-    """Takes in the records of sessions of demonstrations.
-
-    An episode enters the replay with its `End`: one whose recording died in it never does. One that the learner has,
-    from `--demo_path` or an earlier stream, is left out. One thread inserts; any thread reads the digests.
-    """
-
-    def __init__(self, replay: Replay) -> None:
-        self.received = self.duplicates = 0
-        self._replay = replay
-        self._assembler = EpisodeAssembler("demonstration")
-        self._digests: dict[bytes, None] = {}
-        self._lock = threading.Lock()  # of the digests
-
-    def hold(self, episodes: Iterable[Episode]) -> None:
-        """Note demonstrations that the replay has already."""
-        digests = dict.fromkeys(map(short_digest, episodes))
-        with self._lock:
-            self._digests |= digests
-
-    @property
-    def digests(self) -> np.ndarray:
-        """Of all demonstrations that the learner has or had, uint8[N, 8]."""
-        with self._lock:
-            held = b"".join(self._digests)
-        return np.frombuffer(held, np.uint8).reshape(-1, 8)
-
-    def insert(self, session: str, record: Record) -> Episode | None:
-        """Insert the next record; return the demonstration that became complete with it and is in the replay.
-
-        One of an episode that did not begin here is left out. Raises DataError where records are missing, and where
-        the episode does not fit the robot or the replay.
-        """
-        assert not isinstance(record, Amend)
-        if (episode := self._assembler.insert(session, record)) is None:
-            return None
-        digest = short_digest(episode)
-        if digest in self._digests:
-            self.duplicates += 1
-            return None
-        try:
-            self._replay.add_demo(episode, session=session)
-        except ConfigError as error:
-            raise DataError(f"demonstration {episode.begin.episode_id}: {error}") from error
-        with self._lock:
-            self._digests[digest] = None
-        self.received += 1
-        return episode
-
-    def close_session(self, session: str) -> None:
-        """Drop the open demonstration of a session that does not come back."""
-        self._assembler.close(session)
-
-
-class Received(NamedTuple):
-    """Counters at one moment, and the episodes that they cover."""
-
-    env_steps: int  # online steps, those of previous processes included
-    position: int  # journal entries that this and all episodes taken so far cover
-    episodes: list[EpisodeStats]  # finished since the last call, oldest first
-    demonstrations: list[Episode]  # streamed ones that came since the last call
-    corrections: list[tuple[str, Amend]]  # of sessions' online episodes, since the last call
-
-
-class RecordRouter:
-    """Routes records to the replay. One thread inserts; the thread that trains takes what was finished.
-
-    Episodes with tickets go to `groups`. The replay checks and counts them like others, and drops them with their end,
-    unless a human had a part.
-    """
-
-    def __init__(self, replay: Replay) -> None:
-        self._replay = replay
-        self.demonstrations = DemonstrationReceiver(replay)
-        self.groups: Collector | None = None  # of episodes with tickets, where the trainer has iterations
-        self._received: list[Episode] = []  # demonstrations
-        self._changed = threading.Condition()
-        self._finished: list[EpisodeStats] = []
-        self._corrections: list[tuple[str, Amend]] = []
-        self.position = 0  # journal entries that the counters cover
-        self.env_steps = 0
-        self._human_steps = 0  # of interventions, that the previous process held
-        self.resumed_steps = 0  # online steps of previous processes, whose transitions are gone
-
-    def resume(self, env_steps: int, position: int, human_steps: int = 0) -> None:
-        """Count on from a previous process, whose records `refill` may put back.
-
-        `human_steps`: of interventions that it held, also beyond the online partition.
-        """
-        self._human_steps = human_steps
-        self.env_steps = self.resumed_steps = env_steps
-        self.position = position
-
-    @property
-    def fresh_steps(self) -> int:
-        """Online steps whose transitions came to this process, or were put back."""
-        return self.env_steps - self.resumed_steps
-
-    def insert(
-        self, session: str, record: Record, position: int | None = None, *, demonstrations: bool = False
-    ) -> None:
-        """Route a record. Raises DataError where it misfits.
-
-        `position`: entries of the journal, its own included; `demonstrations`: the session sends these alone.
-        """
-        if isinstance(record, Begin) and record.demonstration != demonstrations:
-            kind = "demonstrations" if demonstrations else "no demonstrations"
-            raise DataError(
-                f"episode {record.episode_id}: its session sends {kind}. Use the same version on both sides"
-            )
-        self._count(*self._insert(session, record, demonstrations), position, (session, record))
-
-    def _insert(self, session: str, record: Record, demonstrations: bool) -> tuple[Added, Episode | None]:
-        if demonstrations and not isinstance(record, Amend):  # not counted as online steps
-            return Added(), self.demonstrations.insert(session, record)
-        added = self._replay.insert(session, record)
-        if self.groups is not None:
-            self._leave(session, self.groups.insert(session, record))
-        return added, None
-
-    def _leave(self, session: str, episode_id: str) -> None:
-        if episode_id:
-            self._replay.insert(session, Amend(episode_id, discard=True))
-
-    def close_session(self, session: str, *, gone: bool, position: int | None = None) -> None:
-        """Note that an actor fell silent, or is permanently disconnected (`gone`)."""
-        self._count(self._close_session(session, gone=gone), None, position)
-
-    def _close_session(self, session: str, *, gone: bool) -> Added:
-        if gone:
-            self.demonstrations.close_session(session)
-        added = self._replay.close_session(session, gone=gone)
-        if gone and self.groups is not None:
-            self._leave(session, self.groups.close_session(session))
-        return added
-
-    def _count(
-        self, added: Added, demonstration: Episode | None, position: int | None,
-        record: tuple[str, Record | None] = ("", None),
-    ) -> None:  # fmt: skip
-        with self._changed:
-            if isinstance(record[1], Amend) and (record[1].discard or record[1].outcome is not None):
-                self._corrections.append((record[0], record[1]))
-            self.env_steps += added.steps
-            if added.finished is not None:
-                self._finished.append(added.finished)
-            if demonstration is not None:
-                self._received.append(demonstration)
-            self.position = self.position if position is None else position
-            self._changed.notify()
-
-    def refill(self, records: Iterable[tuple[int, str, Record | None]]) -> int:
-        """Put back what a previous process received: (journal entry, session, record), oldest first; returns the steps.
-
-        No record: the session was closed there, perhaps within an episode. What the checkpoint's counters cover fills
-        the replay and is not counted again. A record that does not fit (the experiment was changed) is left out.
-        Entries that come next are to be numbered from `position` on: it may be beyond the journal's end.
-        """
-        counted, self.position = self.position, 0
-        steps = refused = 0
-        demonstrations: dict[str, bool] = {}
-        for number, session, record in records:
-            if number < counted:
-                self.position = number + 1
-            try:
-                if record is None:
-                    added = self._close_session(session, gone=True)
-                else:
-                    if isinstance(record, Begin):
-                        demonstrations[session] = record.demonstration
-                    # A demonstration was reported when it came.
-                    added, _ = self._insert(session, record, demonstrations.get(session, False))
-            except DataError as error:
-                refused += 1
-                if refused == 1:
-                    logger.warning("the journal holds a record that does not fit: %s", error)
-                continue
-            steps += added.steps
-            if number < counted:
-                self.resumed_steps -= added.steps
-            else:
-                self._count(added, None, number + 1, (session, record))
-        if self.groups is not None:
-            self.groups.refilled()
-        if refused:
-            logger.warning("%d records of the journal were left out", refused)
-        if (held := int(self._replay.stats()["replay/human_rows"])) < self._human_steps:
-            logger.warning(
-                f"{self._human_steps - held} of {self._human_steps} steps of old interventions could not be put back: "
-                "the journal keeps the newest steps (transport.journal_bytes keeps more of them)"
-            )
-        if self.position < counted:
-            logger.warning(
-                f"the journal ends at entry {self.position}, the checkpoint covers {counted}: the records between are "
-                "missing in the replay"
-            )
-            self.position = counted
-        return steps
-
-    def take(self) -> Received:
-        """Return the counters and the episodes that were finished since the last call, all of one moment."""
-        with self._changed:
-            episodes, self._finished = self._finished, []
-            demonstrations, self._received = self._received, []
-            corrections, self._corrections = self._corrections, []
-            return Received(self.env_steps, self.position, episodes, demonstrations, corrections)
-
-    def wait(self, seconds: float) -> None:
-        with self._changed:
-            self._changed.wait(seconds)
-
-
 class LearnerService(ServerHandler):
     """Serves actors for a learner, which is attached when it has read its data and checkpoint.
 
@@ -288,6 +67,7 @@ class LearnerService(ServerHandler):
     ) -> None:  # fmt: skip
         self._config, self._run = config, run
         self._learner: Learner | None = None
+        self._intake: Intake | None = None
         # A robot in real time is never held: its actor reads no allowance, and needs no message about one.
         self._limited = config.actor.clock == "lockstep"
         self._shares = StepShares(self._steps_left, config.transport.timeout_s, steps_of=self._steps_of)
@@ -315,6 +95,7 @@ class LearnerService(ServerHandler):
             if self._store.journal.next:
                 logger.info(f"journal: {steps:,} online steps put back from {format_bytes(self._store.journal.nbytes)}")
             self.server.resume()
+        self._intake = Intake(learner.router, refuse=self.server.refuse, ended=self.server.push_allowances)
         self._learner = learner
 
     def tick(self) -> bool:
@@ -328,6 +109,7 @@ class LearnerService(ServerHandler):
             return False
         self._next_check = now + CHECK_PERIOD
         self.server.check()
+        self._inserting().check()
         self._requests.poll()
         if not learner.idle or self._actors():
             self._lonely_since = now
@@ -352,9 +134,12 @@ class LearnerService(ServerHandler):
         while self._actors() and time.monotonic() < end:
             self.server.check()
             time.sleep(0.05)
+        self._inserting().drain()
 
     def close(self) -> None:
         self.server.close()
+        if self._intake is not None:
+            self._intake.close()
         if self._store is not None:
             self._store.close()
 
@@ -365,6 +150,11 @@ class LearnerService(ServerHandler):
         if self._learner is None:
             raise ConfigError("the learner is still reading its demonstrations and checkpoint")
         return self._learner
+
+    def _inserting(self) -> Intake:
+        self._ready()
+        assert self._intake is not None
+        return self._intake
 
     def welcome(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         return welcome_of(self._ready())
@@ -383,7 +173,8 @@ class LearnerService(ServerHandler):
         return "" if self._learner is None else self._learner.stats.busy
 
     def _steps_left(self) -> int | None:
-        return self._ready().trainer.steps_allowed() if self._limited else None
+        left = self._ready().trainer.steps_allowed() if self._limited else None
+        return None if left is None else max(0, left - self._inserting().steps)
 
     def _steps_of(self, session: str) -> int:
         return next((s.state.steps for s in self.server.sessions() if s.info.session == session), 0)
@@ -391,15 +182,23 @@ class LearnerService(ServerHandler):
     def _position(self) -> int | None:
         return None if self._store is None else self._store.journal.next
 
+    def backlog(self) -> str:
+        return "" if self._intake is None else self._intake.backlog
+
     def on_record(self, info: SessionInfo, record: Record) -> None:
-        session = f"{info.actor_id}/{info.session}"
-        self._ready().router.insert(session, record, self._position(), demonstrations=info.demonstrations)
-        if isinstance(record, StepBlock) and not info.demonstrations:
+        intake, online = self._inserting(), not info.demonstrations
+        entry = Entry(f"{info.actor_id}/{info.session}", record, self._position(), info.demonstrations, info.session)
+        if isinstance(record, Amend) or not online:  # rare, and a person reads at once that one does not fit
+            intake.drain()
+            for _, why in self._ready().router.insert_all([entry]):
+                raise DataError(why)
+            return
+        intake.put(entry)
+        if isinstance(record, StepBlock):
             self._shares.delivered(info.session, record.n)
-        if isinstance(record, End):
-            self.server.push_allowances()  # its slot is settled: another may be handed out
 
     def on_silent(self, info: SessionInfo, gone: bool) -> None:
+        self._inserting().drain()
         session = f"{info.actor_id}/{info.session}"
         self._ready().router.close_session(session, gone=gone, position=self._position())
         self._shares.closed(info.session)

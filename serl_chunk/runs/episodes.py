@@ -24,7 +24,6 @@ from serl_chunk.transport.storage import segment
 from serl_chunk.transport.wire import records
 from serl_chunk.types import (
     IMAGE_PREFIX,
-    STEP_COLUMNS,
     Amend,
     Begin,
     ConfigError,
@@ -280,31 +279,12 @@ def assembled(
     """Join the records of an episode, and add `images`. JPEG images are decoded. Raises WireError."""
     if end.final_observation is not None:
         end = end._replace(final_observation={k: np.asarray(v) for k, v in end.final_observation.items()})
-    return Episode(begin, *with_repeated_frames(_joined(blocks, images), end))
-
-
-def _joined(blocks: list[StepBlock], images: Mapping[str, SparseRows]) -> StepBlock:
-    sparse = {}
-    for key in dict.fromkeys(key for b in blocks for key in b.sparse):
-        parts = [(b.first_tick, b.sparse[key]) for b in blocks if key in b.sparse]
-        if len({rows.values.shape[1:] for _, rows in parts}) > 1:
-            raise WireError(f"{key} changes its shape within the episode")
-        index = np.concatenate([first + rows.index for first, rows in parts]).astype(np.int32)
-        sparse[key] = SparseRows(index, np.concatenate([rows.values for _, rows in parts]))
-    names = list(blocks[0].observation)
-    if any(list(b.observation) != names for b in blocks):
-        raise WireError("the names of its observations change within the episode")
-    sizes = {(b.action.shape[1:], *(b.observation[name].shape[1:] for name in names)) for b in blocks}
-    if len(sizes) > 1:
-        raise WireError("the sizes of its state or actions change within the episode")
-    return StepBlock(
-        episode_id=blocks[0].episode_id,
-        first_tick=0,
-        action=np.concatenate([b.action for b in blocks]),
-        observation={k: np.concatenate([b.observation[k] for b in blocks]) for k in names},
-        **{name: np.concatenate([getattr(b, name) for b in blocks]) for name in STEP_COLUMNS},
-        sparse={**sparse, **images},
-    )
+    try:
+        steps = StepBlock.join(blocks)
+    except DataError as error:
+        raise WireError(str(error)) from error
+    steps = dataclasses.replace(steps, sparse={**steps.sparse, **images})
+    return Episode(begin, *with_repeated_frames(steps, end))
 
 
 def is_run(path: Path) -> bool:

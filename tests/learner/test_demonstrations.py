@@ -10,7 +10,7 @@ from errors import naming
 from streamed_demos import LENGTH, demo_rows, episode, make_router, parts
 
 from serl_chunk.data.demos import short_digest
-from serl_chunk.learner.service import RecordRouter
+from serl_chunk.learner.intake import RecordRouter
 from serl_chunk.types import Amend, DataError, Outcome
 
 SESSION = "robot-demonstrations/s"

@@ -24,7 +24,8 @@ from serl_chunk.learner import service as service_module
 from serl_chunk.learner.groups.collector import Collector
 from serl_chunk.learner.groups.scheduler import GroupScheduler
 from serl_chunk.learner.groups.starts import Starts
-from serl_chunk.learner.service import LearnerService, RecordRouter
+from serl_chunk.learner.intake import RecordRouter
+from serl_chunk.learner.service import LearnerService
 from serl_chunk.robots.registry import robot_spec
 from serl_chunk.runs.amend import request
 from serl_chunk.runs.episodes import RunSource
@@ -183,7 +184,12 @@ def test_a_learner_that_runs_applies_an_operators_label(tmp_path, monkeypatch):
     monkeypatch.setattr(service_module, "CHECK_PERIOD", 0.0)
     run, inserted, answers = tmp_path / "run", [], []
     viewed.run_folder(run)
-    router = SimpleNamespace(insert=lambda *args, demonstrations: inserted.append(args[:2]), position=0)
+
+    def insert_all(entries):
+        inserted.extend(entry[:2] for entry in entries)
+        return []
+
+    router = SimpleNamespace(insert_all=insert_all, position=0, missing=None)
     with (run / RUN_LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with serving(run) as service:
@@ -203,8 +209,8 @@ def test_a_learner_that_runs_applies_an_operators_label(tmp_path, monkeypatch):
 def test_a_label_that_the_replay_refuses_does_not_end_the_session(tmp_path, monkeypatch):
     monkeypatch.setattr(service_module, "CHECK_PERIOD", 0.0)
 
-    def insert(session, record, position, demonstrations):
-        raise DataError(f"{record.episode_id} is amended before its end")
+    def insert_all(entries):
+        return [(entry, f"{entry.record.episode_id} is amended before its end") for entry in entries]
 
     def ask() -> None:
         with pytest.raises(DataError, match="e7"):
@@ -214,7 +220,7 @@ def test_a_label_that_the_replay_refuses_does_not_end_the_session(tmp_path, monk
     refused: list[bool] = []
     with serving(tmp_path) as service:
         service.server.start()
-        service.attach(learner_with(router=SimpleNamespace(insert=insert, position=0)))
+        service.attach(learner_with(router=SimpleNamespace(insert_all=insert_all, position=0, missing=None)))
         ticked(service, ask)
         assert refused
         service.server.check()
@@ -239,6 +245,7 @@ def test_what_follows_a_power_cut_that_set_the_journal_back_is_counted(tmp_path)
             store.append(state, item, records.encode_record(part, item.first), delivered=True)
             service.on_record(SessionInfo(session, "actor", 1, "peer"), part)
             state = state.after(item, delivered=True)
+        service._intake.drain()
 
     with process() as (service, router):
         record(service, "e0")

@@ -9,7 +9,7 @@ from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig, ReplayCo
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.data.preprocess import Preprocess
-from serl_chunk.learner.service import RecordRouter
+from serl_chunk.learner.intake import RecordRouter
 from serl_chunk.replay.replay import Replay
 from serl_chunk.types import Begin, CameraSpec, End, Episode, Outcome, RobotSpec, Source, Step, StepBlock
 

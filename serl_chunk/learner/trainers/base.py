@@ -62,6 +62,11 @@ class Trainer(abc.ABC):
         """Steps that lockstep actors may record now; None without a limit."""
         return None
 
+    @property
+    def steps_missing(self) -> int:
+        """Steps without which there is no work; 0 where it waits for the end of an episode, or for nothing."""
+        return 0
+
     def status(self) -> StatusFields:
         """Progress within the phase, and how many steps and updates the two sides wait for."""
         return {}

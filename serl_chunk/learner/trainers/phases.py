@@ -101,10 +101,14 @@ class PhaseTrainer(PretrainingTrainer):
             fields |= {"phase_number": self.phases.index(self.phase) + 1, "phase_total": len(self.phases)}
         if c.online_steps != 0:
             limited = learner.config.actor.clock == "lockstep" and self.phase is Phase.TRAIN
-            fields["steps_missing"] = self.schedule.steps_missing(self.phase, learner.episodes)
+            fields["steps_missing"] = self.steps_missing
             fields["updates_due"] = self.schedule.updates_due
             fields["may_record"] = self.steps_allowed() if limited else None
         return fields
+
+    @property
+    def steps_missing(self) -> int:
+        return self.schedule.steps_missing(self.phase, self._learner.episodes)
 
     def work(self) -> bool:
         agent, learner = self._agent, self._learner

@@ -138,9 +138,8 @@ class RecordReceiver:
             try:
                 self._handler.on_record(session.info, record)
             except DataError as e:
-                self._counters["rejected"] += 1
                 session.advance(item, delivered=False)  # a successor goes on behind it
-                self.refuse(session, str(e))
+                self._reject(session, str(e))
                 return
             self._counters["records"] += new
             if isinstance(record, StepBlock):
@@ -164,8 +163,8 @@ class RecordReceiver:
         try:
             number = self.store.append(session.state, item, frames, delivered=delivered)
         except JournalError as e:
-            self.stalled, self._retry_at = f"the learner's disk takes no more: {e}", time.monotonic() + _RETRY_S
-            log.error("%s. Actors keep their records until there is room", self.stalled)
+            self._stall(f"the learner's disk takes no more: {e}")
+            self._retry_at = time.monotonic() + _RETRY_S
             return False
         if self._wait_for_disk:
             session.unsynced.append((number, item.end))
@@ -180,28 +179,29 @@ class RecordReceiver:
 
     def maintain(self, now: float) -> None:
         self._turned_at = now
-        if self.store is None:
-            return
-        journal = self.store.journal
-        unsynced = self._wait_for_disk and journal.sync_error
-        if unsynced:
+        journal = None if self.store is None else self.store.journal
+        backlog = self._handler.backlog()
+        if journal is not None and self._wait_for_disk and journal.sync_error:
             journal.retire_doubtful()
             remedy = ", then start the learner again" if journal.lost else ""
-            text = (
-                f"an fsync of {journal.folder} failed ({unsynced}): what was written may not be there, and is not "
-                f"acknowledged. Check that disk{remedy}"
+            self._stall(
+                f"an fsync of {journal.folder} failed ({journal.sync_error}): what was written may not be there, and "
+                f"is not acknowledged. Check that disk{remedy}"
             )
-            if text != self.stalled:
-                log.error("%s", text)
-            self.stalled, self._retry_at = text, now
+            self._retry_at = now
+        elif backlog:
+            self._stall(self.stalled or backlog)
+            self._retry_at = now
         elif self.stalled and now >= self._retry_at:
             self._retry_at = now + _RETRY_S
-            if self.store.has_room:
-                log.warning("the learner's disk has room again, and can be written")
+            if self.store is None or self.store.has_room:
+                log.warning("the learner has room again, and takes records")
                 self.stalled = ""
                 for session in self.sessions:
                     if session.live:
                         self._acknowledge(session, gap=True)  # send again what came meanwhile
+        if self.store is None:
+            return
         if now >= self.trim_at:
             self.trim_at = now + _RETRY_S
             self.store.trim()
@@ -209,6 +209,11 @@ class RecordReceiver:
             for session in self.sessions:
                 if session.live and session.unsynced and session.unsynced[0][0] < self.store.journal.synced:
                     self._acknowledge(session)
+
+    def _stall(self, why: str) -> None:
+        if why != self.stalled:
+            self.stalled = why
+            log.error("%s. Actors keep their records until there is room", why)
 
     def acknowledge(self) -> None:
         for session in self._touched:
@@ -244,6 +249,18 @@ class RecordReceiver:
             session.connection.allowance_told = self.allowed(session)
             session.allowances += 1
             return {"allowance": session.connection.allowance_told, "allowance_number": session.allowances}
+
+    def _reject(self, session: Session, reason: str) -> None:
+        self._counters["rejected"] += 1
+        if not session.refused:
+            self.refuse(session, reason)
+
+    def refuse_later(self, name: str, reason: str) -> None:
+        """Note that a record of the session called `name`, acknowledged before, does not fit the replay; any thread."""
+        session = next((s for s in self.sessions if s.info.session == name), None)
+        if session is not None:  # else it is gone, and forgotten
+            self._later.append((session, lambda: self._reject(session, reason)))
+            self.sockets.wakers["data"].wake()
 
     def refuse(self, session: Session, reason: str) -> None:
         """End a session permanently: what it sends cannot be taken, and going on would lose it."""

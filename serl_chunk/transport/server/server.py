@@ -79,6 +79,7 @@ class LearnerServer:
         self.publish = self._snapshots.publish
         self._receiver = RecordReceiver(self._sockets, self._sessions, store, handler)
         self.correct = self._receiver.correct_later  # not before `resume`
+        self.refuse = self._receiver.refuse_later
         timeout = config.timeout_s if episode_timeout is None else episode_timeout
         self._control = ControlChannel(self._receiver, self._snapshots, handler, episode_timeout=timeout)
         self._threads = [

@@ -306,8 +306,13 @@ class ServerHandler:
     def on_record(self, info: SessionInfo, record: Record) -> None:
         """Take one record, which is acknowledged on return; its arrays are read-only views.
 
-        A `Begin` may follow an episode without an `End`: the actor died in it. DataError refuses the session.
+        A `Begin` may follow an episode without an `End`: the actor died in it. DataError refuses the session, and
+        so does `LearnerServer.refuse` at any later time.
         """
+
+    def backlog(self) -> str:
+        """Why no record is to be taken now, and so none acknowledged; empty where they are. Called often."""
+        return ""
 
     def on_silent(self, info: SessionInfo, gone: bool) -> None:
         """A session left, or was silent for long. With `gone` its open episode is over, else it may go on."""

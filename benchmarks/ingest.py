@@ -1,0 +1,117 @@
+"""What a step costs the learner from its socket to its replay, of many actors that send at the robot's rate.
+
+Actors send steps of `fake_aloha` over loopback as they come, one a message or in blocks; nothing trains. Counted is the
+processor time of the threads that take records in, over the steps that were acknowledged, with the journal in memory:
+
+    python benchmarks/ingest.py --json ingest.json
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from support.cli_args import make_parser, write_figures
+from support.ports import free_port
+from support.traffic import Traffic
+
+from serl_chunk.config.loader import load_experiment
+from serl_chunk.data.preprocess import fit_preprocess
+from serl_chunk.learner.intake import RecordRouter
+from serl_chunk.learner.service import LearnerService
+from serl_chunk.replay.replay import Replay
+from serl_chunk.robots.registry import robot_spec
+from serl_chunk.types import Begin, End, Episode, Outcome, Source, Step, StepBlock
+
+THREADS = ("serl-chunk-server", "serl-chunk-intake")
+CASES = {"step by step": 1, "blocks of five": 5}
+
+
+def demonstration(spec: Any, length: int) -> Episode:
+    rng = np.random.default_rng(0)
+    steps = [
+        Step(t, {"state": rng.normal(size=spec.state_dim).astype(np.float32)},
+             rng.normal(size=spec.action_dim).astype(np.float32), 0.0, Source.SCRIPTED, -1, 0, 0.02 * t)
+        for t in range(length)
+    ]  # fmt: skip
+    return Episode(Begin("d", demonstration=True), StepBlock.from_steps("d", steps),
+                   End("d", length, None, True, False, Outcome.SUCCESS))  # fmt: skip
+
+
+def thread_seconds() -> dict[str, float]:
+    return {
+        thread.name: time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
+        for thread in threading.enumerate()
+        if thread.ident is not None and thread.name in THREADS
+    }
+
+
+def measure(traffic: Traffic) -> dict[str, Any]:
+    """Return the generator's figures and the thread time of a step, us."""
+    config = load_experiment("fake_aloha")
+    transport = dataclasses.replace(config.transport, max_sessions=1_000)
+    config = dataclasses.replace(
+        config, transport=transport, replay=dataclasses.replace(config.replay, capacity=300_000)
+    )
+    spec = robot_spec(config.robot)
+    traffic = dataclasses.replace(traffic, state_dim=spec.state_dim, action_dim=spec.action_dim, hz=spec.control_hz)
+    preprocess = fit_preprocess(config, spec, [demonstration(spec, 60)])
+    replay = Replay(spec, config, preprocess, bc_on="demo")
+    router = RecordRouter(replay)
+    learner: Any = SimpleNamespace(
+        replay=replay, router=router, preprocess=preprocess, refill=router.refill, episodes=0, env_steps=0,
+        human_ticks=0, idle=False, updates=0, stats=SimpleNamespace(busy=""),
+        trainer=SimpleNamespace(steps_allowed=lambda: None),
+    )  # fmt: skip
+    port = free_port()
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, contextlib.ExitStack() as stack:
+        run: Any = SimpleNamespace(path=Path(folder), run_id=traffic.run)
+        service = LearnerService(config, run, {}, bind="127.0.0.1", port=port)
+        stack.callback(service.close)
+        service.server.start()
+        service.attach(learner)
+        command = [sys.executable, "-m", "support.traffic", str(port), json.dumps(dataclasses.asdict(traffic))]
+        sending = subprocess.Popen(command, cwd=Path(__file__).parent, stdout=subprocess.PIPE, text=True)
+        before = thread_seconds()
+        while sending.poll() is None:
+            service.server.check()
+            time.sleep(0.1)
+        used = {name: seconds - before[name] for name, seconds in thread_seconds().items()}
+        assert sending.stdout is not None
+        figures: dict[str, Any] = json.loads(sending.stdout.read())
+    figures["us_a_step"] = 1e6 * sum(used.values()) / figures["acknowledged"]
+    figures |= {f"us_{name}": 1e6 * seconds / figures["acknowledged"] for name, seconds in used.items()}
+    return figures
+
+
+def main() -> None:
+    p = make_parser(__doc__)
+    p.add_argument("--sessions", type=int, default=64, help="actors")
+    p.add_argument("--seconds", type=float, default=15.0, help="of each round")
+    p.add_argument("--rounds", type=int, default=3)
+    args = p.parse_args()
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in CASES}
+    for _ in range(args.rounds):
+        for name, block in CASES.items():
+            found[name].append(measure(Traffic(args.sessions, block, seconds=args.seconds)))
+    medians = {name: {key: float(np.median([r[key] for r in rows])) for key in rows[0]} for name, rows in found.items()}
+    for name, row in medians.items():
+        parts = ", ".join(f"{key.rpartition('-')[2]} {row[key]:.0f}" for key in row if key.startswith("us_serl"))
+        share = row["acknowledged"] / row["asked"]
+        print(f"{name}: {row['us_a_step']:.0f} us a step ({parts}), {share:.1%} acknowledged, "
+              f"p50 {row['p50_ms']:.1f} ms, p99 {row['p99_ms']:.0f} ms")  # fmt: skip
+    write_figures(args, medians)
+
+
+if __name__ == "__main__":
+    main()
