@@ -6,7 +6,9 @@ import contextlib
 import logging
 import math
 import os
+import resource
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -71,6 +73,17 @@ def folder_fault(path: Path, error: OSError) -> str:
     file = next((part for part in (path, *path.parents) if part.is_file()), None)
     fault = f"{path}: cannot be used ({os_reason(error)})" if file is None else f"{file}: is a file, expected a folder"
     return f"{fault}. Choose another folder."
+
+
+def allow_open_files(count: int) -> int:
+    """Raise this process's limit of open files to `count`, as far as it may; return the limit, sys.maxsize for none."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < count:  # the usual 1024 is what select() bears: there is none here
+        wanted = hard if hard != resource.RLIM_INFINITY and hard < count else count
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            soft = wanted
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
 def plural(count: int, noun: str) -> str:

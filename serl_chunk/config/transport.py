@@ -13,7 +13,7 @@ class TransportConfig(Group, path="transport."):
     """Limits of the network side."""
 
     max_message_bytes: int = setting(64 << 20, "largest message", unit="bytes", above=0, below=2**32)
-    max_sessions: int = setting(32, "sessions of actors at one time", above=0)
+    max_sessions: int = setting(256, "sessions of actors at one time", above=0)
     spool_bytes: int = setting(
         2 << 30, "unacknowledged data that an actor keeps; when full, no new episode starts", unit="bytes", above=0
     )

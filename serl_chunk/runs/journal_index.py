@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import os
 import re
-import resource
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 import msgpack
 import numpy as np
 
+from serl_chunk.io import allow_open_files
 from serl_chunk.transport.storage import record_store
 from serl_chunk.transport.storage.journal import SUFFIX
 from serl_chunk.transport.storage.record_store import SessionState
@@ -77,15 +77,10 @@ class JournalFile:
 
 def _open(path: Path) -> int:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if resource.RLIM_INFINITY != soft < fd + _LEFT:  # the usual 1024 is what select() bears, and we have no select()
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-            soft = hard
-    if resource.RLIM_INFINITY != soft < fd + _LEFT:
+    if (limit := allow_open_files(fd + _LEFT)) < fd + _LEFT:
         os.close(fd)
         remedy = "Raise that (ulimit -n), or give a data set that `serl-chunk data export` wrote"
-        raise ConfigError(f"{path.parent}: needs more open files than the {soft} this process may have. {remedy}")
+        raise ConfigError(f"{path.parent}: needs more open files than the {limit} this process may have. {remedy}")
     return fd
 
 

@@ -276,7 +276,7 @@ class ControlChannel:
             finished=self.finished,
             key=authenticator.name_of(key) if authenticator else "",
             actors=len(live),
-            max_actors=self._config.max_sessions,
+            max_actors=self._sockets.max_sessions,
             version=self._snapshots.version,
             snapshot_bytes=self._snapshots.nbytes,
             free_bytes=journal.free_bytes(store.journal.folder) if store else -1,

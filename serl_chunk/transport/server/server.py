@@ -68,13 +68,13 @@ class LearnerServer:
                 parameter="bind",
             )
         self.run_id = run_id or uuid.uuid4().hex
-        self._sessions = Sessions(
-            dict(contract), self.run_id, config.max_sessions, store.states.get if store else lambda s: None
-        )
         self._store = store
         self._error: BaseException | None = None
         self._stop = False
         self._sockets = ServerSockets(config, bind, port, keys)
+        self._sessions = Sessions(
+            dict(contract), self.run_id, self._sockets.max_sessions, store.states.get if store else lambda s: None
+        )
         self._snapshots = SnapshotChannel(self._sockets, self._sessions, self.run_id, handler, self.check)
         self.publish = self._snapshots.publish
         self._receiver = RecordReceiver(self._sockets, self._sessions, store, handler)

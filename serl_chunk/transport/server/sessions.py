@@ -238,7 +238,9 @@ class Sessions:
         live = sum(s.live for s in others)
         if live >= self._limit:
             raise RefuseError(
-                f"{live} actors are connected, which is the limit (transport.max_sessions={self._limit})", retry=True
+                f"{live} actors are connected, and the learner takes {self._limit} "
+                "(its transport.max_sessions, or its limit of open files: ulimit -n)",
+                retry=True,
             )
         ousted = [s for s in others if s.info.actor_id == hello.actor_id]
         # Silent sessions are remembered, so that they can continue, but not without bound. One that never sent a record

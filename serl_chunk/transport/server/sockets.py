@@ -14,6 +14,7 @@ from typing import Any
 import zmq
 
 from serl_chunk.config.transport import TransportConfig
+from serl_chunk.io import allow_open_files
 from serl_chunk.transport.security.client import HANDSHAKE_EVENTS, Outcome, outcome_of
 from serl_chunk.transport.security.server import Authenticator, ServerKeys
 from serl_chunk.transport.wire.handshake import CHANNELS, CREDIT_BYTES, MAX_ARRAYS, Clock, Counters
@@ -67,6 +68,8 @@ _FAILED_HANDSHAKES = {
     Outcome.MISMATCH: "a connection without a key: an actor's own output has the remedy",
     Outcome.CLOSED: "a connection that ended before it named a key: a port scan, or an actor without a key",
 }
+_KEPT_BACK = 128  # open files that are left to the journal, checkpoints and the rest of the process
+_OF_SESSION = 6  # open files: three sockets, each of which the guard holds too
 _REMEMBERED = 256  # complaints that are not logged again
 _BATCH = 64  # messages taken from one socket before the others get their turn
 _LINES = 30  # complaints logged in a minute; more are only counted
@@ -80,6 +83,27 @@ _CONTROL_COUNTERS = (
 )  # fmt: skip
 
 
+def sessions_that_fit(wanted: int) -> int:
+    """Return how many sessions this process may have files open for, up to `wanted`; its soft limit is raised for them.
+
+    Each may be there twice, as a stranger that comes back. Raises ConfigError where there is no room for one.
+    """
+    of_each = 2 * _OF_SESSION
+    limit = allow_open_files(_KEPT_BACK + of_each * wanted)
+    fitting = min(wanted, (limit - _KEPT_BACK) // of_each)
+    if fitting < 1:
+        raise ConfigError(
+            f"this process may have {limit} open files, and an actor needs {_KEPT_BACK + of_each}: raise the limit "
+            "(ulimit -n)"
+        )
+    if fitting < wanted:
+        logger.warning(
+            f"{fitting} actors can connect, not transport.max_sessions={wanted}: this process may have {limit} open "
+            f"files. Raise that limit (ulimit -Hn {_KEPT_BACK + of_each * wanted}, as root) before the learner starts"
+        )
+    return fitting
+
+
 class ServerSockets:
     """Sockets bound to `port` (data) and the two after it (snapshots, control).
 
@@ -89,7 +113,7 @@ class ServerSockets:
     """
 
     def __init__(self, config: TransportConfig, bind: str, port: int, keys: ServerKeys | None = None) -> None:
-        self.config = config
+        self.config, self.max_sessions = config, sessions_that_fit(config.max_sessions)
         self.limits = Limits(config.max_message_bytes, MAX_ARRAYS)
         data, control = (Counters(dict.fromkeys(names, 0)) for names in (_DATA_COUNTERS, _CONTROL_COUNTERS))
         self.counters = {"data": data, "snapshots": control, "control": control}  # by thread
@@ -112,7 +136,9 @@ class ServerSockets:
         queued = CREDIT_BYTES
         queued += queued // 8 + _UNFINISHED_BYTES  # with the frames' heads
         limits = {
-            channel: ChannelLimits(most, largest + _UNFINISHED_BYTES, queued, waits=channel == "data")
+            channel: ChannelLimits(
+                most, largest + _UNFINISHED_BYTES, queued, waits=channel == "data", strangers=self.max_sessions
+            )
             for channel, most in _STRANGERS_BYTES.items()
         }
         self.guard = ConnectionGuard(limits, self._on_cut, HANDSHAKE_EVENTS)

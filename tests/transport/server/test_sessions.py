@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import multiprocessing
 import os
+import resource
 import struct
 import threading
 import time
@@ -36,7 +37,7 @@ from serl_chunk.transport.client.link import LearnerLink
 from serl_chunk.transport.server import sessions
 from serl_chunk.transport.server import sockets as server_sockets
 from serl_chunk.transport.server.sessions import RefuseError, Sessions
-from serl_chunk.transport.server.sockets import RateLimiter
+from serl_chunk.transport.server.sockets import RateLimiter, sessions_that_fit
 from serl_chunk.transport.storage.record_store import SessionState
 from serl_chunk.transport.storage.spool import Spool
 from serl_chunk.transport.wire import handshake, records
@@ -147,6 +148,20 @@ def test_the_end_of_training_is_told_to_old_and_new_actors(port):
 @pytest.fixture
 def table(places):
     return Sessions(CONTRACT, "run", 2, places.get)
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "fit", "raised"),
+    [(1024, 4096, 10, 1024), (200, 4096, 10, 248), (200, 200, 6, 200), (64, 140, 1, 140), (64, 100, 0, 100)],
+)
+def test_as_many_sessions_as_there_are_files_for(monkeypatch, caplog, soft, hard, fit, raised):
+    limits = [(soft, hard)]
+    monkeypatch.setattr(resource, "getrlimit", lambda which: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda which, new: limits.append(new))
+    with contextlib.nullcontext() if fit else pytest.raises(ConfigError, match=naming(100, 140, "ulimit")):
+        assert sessions_that_fit(10) == fit
+    assert limits[-1] == (raised, hard)
+    assert ("max_sessions=10" in caplog.text) is (0 < fit < 10)
 
 
 def test_too_many_sessions_a_rolled_back_spool_and_a_lost_stretch(table):
@@ -298,12 +313,17 @@ def test_a_message_that_never_ends(learner, tmp_path, monkeypatch, attack, chann
 
 def test_connections_without_a_session_are_limited_in_number(port, inbox):
     """The oldest go; an actor that is there stays, and one that comes is let in."""
-    with serving(port, on_record=inbox) as server, linked(port) as link, contextlib.ExitStack() as stack:
+    few = dataclasses.replace(CONFIG, max_sessions=20)
+    with (
+        serving(port, config=few, on_record=inbox) as server,
+        linked(port) as link,
+        contextlib.ExitStack() as stack,
+    ):
         send_episode(link, "a", 5)
         assert link.flush(10)
-        for _ in range(100):
+        for _ in range(50):
             stack.enter_context(greeted(port))
-        eventually(lambda: server.stats()["connections_cut"] >= 100 - 64)
+        eventually(lambda: server.stats()["connections_cut"] >= 50 - 20)
         with linked(port, actor_id="late") as late:
             send_episode(late, "b", 5)
             assert late.flush(10)
