@@ -111,7 +111,10 @@ def open_link(
     """Return a link to the learner at `host`, with what both must agree on; `options` as of `LearnerLink`."""
     digests = {"base": agent.base_digest, "tokens": tokens_digest(config)}
     agreed = contract(config, spec, agent.network_shape(), **digests)
-    return LearnerLink(config.transport, host=host, port=port, actor_id=actor_id, contract=agreed, **options)
+    return LearnerLink(
+        config.transport, host=host, port=port, actor_id=actor_id, contract=agreed, block_steps=config.block_steps,
+        **options,
+    )  # fmt: skip
 
 
 def replacement(link: LearnerLink, origin: PolicyOrigin) -> str | None:

@@ -323,6 +323,10 @@ class ActorConfig(Group, path="actor."):
         requires=_INTERVENED,
     )  # fmt: skip
     max_episodes: int = setting(0, "0: until the learner is done", unit="episodes", least=0)
+    block_steps: int = setting(
+        0, "steps sent together, which a kill may cost; 0: a decision's in lockstep without a person, else each",
+        unit="ticks", least=0,
+    )  # fmt: skip
     gate: Literal["none", "canary"] = setting(
         "none", "canary: a new snapshot has every fourth episode first, and is dropped where it is worse"
     )
@@ -345,6 +349,8 @@ class ActorConfig(Group, path="actor."):
         # fmt: off
         require(self.clock == "lockstep" or self.delay_ticks == 0, "actor.delay_ticks",
             f"must be 0 without actor.clock=lockstep, got {self.delay_ticks}: in real time the delay is measured")
+        require(self.clock == "lockstep" or self.block_steps <= 1, "actor.block_steps",
+            f"must be 0 or 1 without actor.clock=lockstep, got {self.block_steps}: what a robot did is kept at once")
         require(not self.policy or self.policy.startswith("openpi://"), "actor.policy",
             f"must be openpi://HOST:PORT, or nothing, got {self.policy!r}")
         require(not self.policy or self.gate == "none", "actor.gate",
@@ -463,6 +469,12 @@ class ExperimentConfig(Group):
         every = self.chunk.executed - self.actor.delay_ticks
         # Where windows end that begin at decisions, unless that is at another decision.
         return 1.0 if self.frames_every_tick else (1 if self.chunk.returned % every == 0 else 2) / every
+
+    @property
+    def block_steps(self) -> int:
+        """Return how many steps an actor hands to the network together."""
+        alone = self.actor.clock == "lockstep" and self.actor.intervention in ("none", "scripted")
+        return self.actor.block_steps or (self.chunk.executed if alone else 1)
 
     @property
     def value_range(self) -> tuple[float, float] | None:

@@ -55,6 +55,7 @@ REFUSED: list[tuple[Any, dict[str, Any], tuple[object, ...]]] = [
      ("agent.encoder.weights", "resnet10.npz", "agent.image_keys")),
     (ActorConfig, {"gate": "canary", "policy": "openpi://pc:1"}, ("actor.gate", "canary", "actor.policy")),
     (ActorConfig, {"clock": "realtime", "delay_ticks": 1}, ("actor.delay_ticks", "clock", "lockstep")),
+    (ActorConfig, {"clock": "realtime", "block_steps": 5}, ("actor.block_steps", "clock", "lockstep")),
     (ReplayConfig, {"terminal_windows": True}, ("replay.terminal_windows", "True", "keep", "drop")),
     (ReplayConfig, {"exclude_before_takeover": 40}, ("replay.exclude_before_takeover", 40, 30, "ticks", "control_hz")),
     (GymConfig, {}, ("robot.make", "make(fake_env, evaluating)")),

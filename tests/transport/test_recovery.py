@@ -325,6 +325,19 @@ def test_an_error_of_the_learner_stops_it_visibly(port):
         assert link.flush(0.05) is False
 
 
+@pytest.mark.parametrize(("allowance", "woken"), [(None, [0, 4, 5]), (2, [0, 2, 3, 4, 5]), (9, [0, 4, 5])])
+def test_a_simulators_steps_wait_for_one_another_and_for_no_allowance(monkeypatch, allowance, woken):
+    """The network thread hears of the fifth record; but at once of what an allowance ends with: else both wait."""
+    with linked(free_port(), connect=False, block_steps=5) as link:
+        link.allowance, heard = allowance, []
+        with monkeypatch.context() as listening:
+            listening.setattr(link._out.waker, "wake", lambda: heard.append(link.steps_recorded))
+            link.begin(Begin("e"))
+            for tick in range(5):
+                link.step(step(tick))
+    assert heard == woken
+
+
 def test_records_out_of_order_are_refused_at_the_hand_over():
     with linked(free_port(), connect=False) as link:
         with pytest.raises(DataError, match=naming(0, "Begin")):

@@ -17,7 +17,7 @@ from serl_chunk.transport.security.client import UnencryptedPeerError, enroll
 from serl_chunk.transport.security.keys import ClientKeys
 from serl_chunk.transport.wire.handshake import Hello, UnreachableError, Welcome, check_port
 from serl_chunk.transport.wire.tickets import MAX_TICKETS
-from serl_chunk.types import ConfigError, Grant, SerlChunkError, Snapshot
+from serl_chunk.types import ConfigError, Grant, SerlChunkError, Snapshot, Step
 from serl_chunk_robot.wire import sockets
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class LearnerLink(Connection):
     def __init__(
         self, config: TransportConfig, *, host: str, port: int, actor_id: str, contract: dict[str, str],
         spools: Spools | None = None, largest_episode_bytes: int = 0, keys: ClientKeys | None = None,
-        demonstrations: bool = False,
+        demonstrations: bool = False, block_steps: int = 1,
     ) -> None:  # fmt: skip
         """
         Args:
@@ -89,6 +89,7 @@ class LearnerLink(Connection):
             largest_episode_bytes: an episode may begin only while the spool has room for that much.
             keys: of this machine; `connect` joins with them where that is due.
             demonstrations: it sends demonstrations alone: without an allowance, and no snapshot is pulled.
+            block_steps: that may wait for one another before they are spooled and sent, 0.1 s at the longest.
 
         Raises ConfigError for a bad host, and for a spool that could never hold one episode.
         """
@@ -107,8 +108,15 @@ class LearnerLink(Connection):
         super().__init__(config, Address(host, port), Hello(*about, demonstrations=demonstrations), out, keys)
         self._keys = keys
         # A RecordSink by its outbox: arrays are handed over, not copied, and must not change afterwards.
-        self.act_for, self.begin, self.step, self.end, self.amend = out.act_for, out.begin, out.step, out.end, out.amend
+        self.act_for, self.begin, self.end, self.amend = out.act_for, out.begin, out.end, out.amend
+        self._block_steps = block_steps
         self.latest = self._snapshots.latest
+
+    def step(self, record: Step) -> None:
+        self._out.step(record)
+        allowance = self.allowance  # without more the actor waits for the learner, and the learner for these
+        if self._out.queued >= self._block_steps or (allowance is not None and self.steps_recorded >= allowance):
+            self._out.waker.wake()
 
     def connect(self, timeout: float | None = None, on_waiting: Callable[[str], None] = log.warning) -> Welcome:
         """Wait for the learner and introduce this actor.

@@ -340,7 +340,7 @@ class Outbox:
     def step(self, record: Step) -> None:
         if self._episode is None:
             raise DataError(f"step {record.tick} was handed over outside an episode: hand over a Begin first")
-        self._hand_over(self._episode, record, records.step_bytes(record))
+        self._hand_over(self._episode, record, records.step_bytes(record), wakes=False)
 
     def end(self, record: End) -> None:
         if record.episode_id != self._episode:
@@ -351,11 +351,12 @@ class Outbox:
     def amend(self, record: Amend) -> None:
         self._hand_over(record.episode_id, record, 0)
 
-    def _hand_over(self, episode: str, record: Step | Record, nbytes: int) -> None:
+    def _hand_over(self, episode: str, record: Step | Record, nbytes: int, *, wakes: bool = True) -> None:
         if self.runs.spools is None:
             raise DataError(f"episode {episode}: a link without spools takes no records. Give it spools.")
         self._queue.put(episode, record, nbytes)
-        self.waker.wake()
+        if wakes:
+            self.waker.wake()
 
     # Any thread.
 
