@@ -28,6 +28,7 @@ from support.traffic import Traffic
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.data.preprocess import fit_preprocess
 from serl_chunk.learner.intake import RecordRouter
+from serl_chunk.learner.schedule import StepShares
 from serl_chunk.learner.service import LearnerService
 from serl_chunk.replay.replay import Replay
 from serl_chunk.robots.registry import robot_spec
@@ -75,7 +76,7 @@ def measure(traffic: Traffic) -> dict[str, Any]:
     )  # fmt: skip
     port = free_port()
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, contextlib.ExitStack() as stack:
-        run: Any = SimpleNamespace(path=Path(folder), run_id=traffic.run)
+        run: Any = SimpleNamespace(path=Path(folder), run_id="run")
         service = LearnerService(config, run, {}, bind="127.0.0.1", port=port)
         stack.callback(service.close)
         service.server.start()
@@ -94,6 +95,21 @@ def measure(traffic: Traffic) -> dict[str, Any]:
     return figures
 
 
+def shares(sessions: int) -> dict[str, float]:
+    """Return what the allowances of so many lockstep sessions cost: us for one that recorded, ms for all of them."""
+    held = StepShares(lambda: 10 * sessions, 5.0, steps_of=lambda session: 0)
+    names, seconds = [str(i) for i in range(sessions)], []
+    for _ in range(12):
+        for name in names:
+            held.delivered(name, 5)
+        began = time.thread_time()
+        for name in names:
+            held.allowed(name)
+        seconds.append(time.thread_time() - began)
+    turn = float(np.median(seconds[2:]))
+    return {"us_allowed": 1e6 * turn / sessions, "ms_turn": 1e3 * turn}
+
+
 def main() -> None:
     p = make_parser(__doc__)
     p.add_argument("--sessions", type=int, default=64, help="actors")
@@ -110,6 +126,9 @@ def main() -> None:
         share = row["acknowledged"] / row["asked"]
         print(f"{name}: {row['us_a_step']:.0f} us a step ({parts}), {share:.1%} acknowledged, "
               f"p50 {row['p50_ms']:.1f} ms, p99 {row['p99_ms']:.0f} ms")  # fmt: skip
+    medians |= {f"allowances, {n} sessions": shares(n) for n in (64, 1_000)}
+    for name, row in list(medians.items())[-2:]:
+        print(f"{name}: {row['us_allowed']:.1f} us each, {row['ms_turn']:.2f} ms a turn")
     write_figures(args, medians)
 
 

@@ -22,7 +22,7 @@ from serl_chunk.transport.wire import handshake, records
 from serl_chunk.transport.wire.handshake import Hello
 from serl_chunk.types import Begin, End, Outcome, Record, Source, Step, StepBlock
 from serl_chunk_robot.wire import codec
-from serl_chunk_robot.wire.codec import Limits
+from serl_chunk_robot.wire.codec import Limits, Message
 
 LIMITS = Limits(64 << 20, 64)
 PING_S = 1.0  # an actor's sign of life on its control socket
@@ -30,7 +30,7 @@ PING_S = 1.0  # an actor's sign of life on its control socket
 
 @dataclasses.dataclass
 class Traffic:
-    """What actors send; `cameras` of 128 x 128 pixels show noise at each decision, every `decision` ticks."""
+    """What actors send; `cameras` of `pixels` squared show noise at each decision, every `decision` ticks."""
 
     sessions: int
     block: int = 1  # steps a message
@@ -41,8 +41,8 @@ class Traffic:
     action_dim: int = 14
     cameras: tuple[str, ...] = ()
     decision: int = 10
+    pixels: int = 128
     contract: dict[str, str] = dataclasses.field(default_factory=dict)
-    run: str = "run"
 
 
 class Actor:
@@ -51,17 +51,21 @@ class Actor:
     def __init__(self, traffic: Traffic, number: int, port: int, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self.traffic, self.name = traffic, f"{number}-{time.time_ns()}"
         rng = np.random.default_rng(number)
-        self.image = rng.integers(0, 255, (128, 128, 3), np.uint8)
+        self.image = rng.integers(0, 255, (traffic.pixels, traffic.pixels, 3), np.uint8)
         self.data, self.control = (self._dealer(context, port + i) for i in (0, 2))
-        hello = Hello(self.name, 1, f"sim-{number}", traffic.contract, traffic.run, -1, 0, 0, 0, 0)
-        self.control.send_multipart(hello.encode())
-        answer = codec.decode(self.control.recv_multipart(), LIMITS)
+        run = self._ask(codec.encode(handshake.WHO, {"protocol": handshake.PROTOCOL})).header["run"]
+        hello = Hello(self.name, 1, self.name, traffic.contract, run, -1, 0, 0, 0, 0)
+        answer = self._ask(hello.encode())
         if answer.kind != handshake.WELCOME:
             raise SystemExit(f"{self.name} was not admitted: {answer.header}")
         self.token = answer.header["token"]
         self.seq = self.sent = self.acked = self.tick = self.episodes = 0  # records; steps
         self.steps: list[Step] = []
         self.waiting: deque[tuple[int, int, float]] = deque()  # (record behind a message, its steps, when it left)
+
+    def _ask(self, frames: list[Any]) -> Message:
+        self.control.send_multipart(frames)
+        return codec.decode(self.control.recv_multipart(), LIMITS)
 
     @staticmethod
     def _dealer(context: zmq.Context[zmq.Socket[bytes]], port: int) -> zmq.Socket[bytes]:
@@ -143,7 +147,9 @@ def run(traffic: Traffic, port: int) -> dict[str, Any]:
         "p50_ms": 1e3 * waits[len(waits) // 2], "p99_ms": 1e3 * waits[int(0.99 * (len(waits) - 1))],
         "generator_late_ms": 1e3 * late, "seconds": time.monotonic() - began,
     }  # fmt: skip
-    context.destroy(linger=0)
+    for actor in actors:
+        actor.control.send_multipart(codec.encode(handshake.BYE, {"token": actor.token, "retired_at": None}))
+    context.destroy(linger=500)
     return figures
 
 
