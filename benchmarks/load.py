@@ -68,7 +68,9 @@ def learning_at(port: int, config: ExperimentConfig, demos: Path, run: Path) -> 
 
 def send(traffic: Traffic, port: int) -> dict[str, Any]:
     command = [sys.executable, "-m", "support.traffic", str(port), json.dumps(dataclasses.asdict(traffic))]
-    return dict(json.loads(subprocess.run(command, cwd=Path(__file__).parent, stdout=subprocess.PIPE, check=True).stdout))
+    return dict(
+        json.loads(subprocess.run(command, cwd=Path(__file__).parent, stdout=subprocess.PIPE, check=True).stdout)
+    )
 
 
 def updates(run: Path) -> tuple[int, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import NamedTuple
 
 import numpy as np
@@ -93,10 +93,11 @@ class Entry(NamedTuple):
     """A record on its way into the replay."""
 
     session: str
-    record: Record | None  # None: the session is gone
+    record: Record | None  # None: the session is silent
     position: int | None = None  # entries of the journal, its own included
     demonstrations: bool = False  # the session sends these alone
     sender: str = ""  # the session's own name
+    gone: bool = True  # without a record: permanently
 
 
 class _Turn:
@@ -157,6 +158,7 @@ class RecordRouter:
         self._corrections: list[tuple[str, Amend]] = []
         self.position = 0  # journal entries that the counters cover
         self.env_steps = 0
+        self.refilling = False  # what is counted and held is not whole yet
         self._human_steps = 0  # of interventions, that the previous process held
         self.resumed_steps = 0  # online steps of previous processes, whose transitions are gone
         # Steps that the trainer waits for, 0 for an episode's end; None while it has work. `awaited` is called then.
@@ -187,12 +189,6 @@ class RecordRouter:
         for _, why in self.insert_all([Entry(session, record, position, demonstrations)]):
             raise DataError(why)
 
-    def close_session(self, session: str, *, gone: bool, position: int | None = None) -> None:
-        """Note that an actor fell silent, or is permanently disconnected (`gone`)."""
-        turn = _Turn()
-        self._note(turn, self._close_session(session, gone=gone))
-        self._count(turn, position)
-
     def insert_all(self, entries: Sequence[Entry]) -> list[tuple[Entry, str]]:
         """Insert records, those of each session in their order, and count all at once.
 
@@ -200,7 +196,7 @@ class RecordRouter:
         entries that misfit, and why: the others are in.
         """
         turn = self._insert_all(entries)
-        self._count(turn, entries[-1].position)
+        self._count(turn, entries[-1].position if entries else None)
         return turn.misfits
 
     def _insert_all(self, entries: Iterable[Entry]) -> _Turn:
@@ -223,7 +219,7 @@ class RecordRouter:
     def _insert(self, entry: Entry, turn: _Turn) -> None:
         session, record = entry.session, entry.record
         if record is None:
-            self._note(turn, self._close_session(session, gone=True))
+            self._close_session(entry, turn)
             return
         if isinstance(record, Begin) and record.demonstration != entry.demonstrations:
             kind = "demonstrations" if entry.demonstrations else "no demonstrations"
@@ -250,13 +246,12 @@ class RecordRouter:
         if episode_id:
             self._replay.insert(session, Amend(episode_id, discard=True))
 
-    def _close_session(self, session: str, *, gone: bool) -> Added:
-        if gone:
-            self.demonstrations.close_session(session)
-        added = self._replay.close_session(session, gone=gone)
-        if gone and self.groups is not None:
-            self._leave(session, self.groups.close_session(session))
-        return added
+    def _close_session(self, entry: Entry, turn: _Turn) -> None:
+        if entry.gone:
+            self.demonstrations.close_session(entry.session)
+        self._note(turn, self._replay.close_session(entry.session, gone=entry.gone))
+        if entry.gone and self.groups is not None:
+            self._leave(entry.session, self.groups.close_session(entry.session))
 
     def _count(self, turn: _Turn, position: int | None) -> None:
         with self._changed:
@@ -345,18 +340,24 @@ def _refilled(records: Iterable[tuple[int, str, Record | None]], counted: int) -
 class Intake:
     """Takes entries from the thread that acknowledges them, and inserts them on its own, in turns.
 
-    A turn waits for the steps of `TURN_S`, and for no more once the trainer waits for what is here. `refuse` is called
-    with the sender of an entry that misfits and why, `ended` after a turn in which an episode ended.
+    A turn waits for the steps of `TURN_S`, and for no more once the trainer waits for what is here. Before the first
+    one the journal is put back: `refill` returns the (session, episode)s of which something is damaged there; what
+    follows of these is left out. `refuse` is called with the sender of what misfits, why, and how many of the newest
+    steps of its episode that is, `inserted` with the entries of each turn.
     """
 
-    def __init__(self, router: RecordRouter, *, refuse: Callable[[str, str], None], ended: Callable[[], None]) -> None:
+    def __init__(
+        self, router: RecordRouter, *, refill: Callable[[], Set[tuple[str, str]]],
+        refuse: Callable[[str, str, int], None], inserted: Callable[[Sequence[Entry]], None],
+    ) -> None:  # fmt: skip
         self.steps = 0  # online ones that are not counted by the router yet
-        self._router, self._refuse, self._ended = router, refuse, ended
+        self._router, self._refill, self._refuse, self._inserted = router, refill, refuse, inserted
         self._changed = threading.Condition()
         self._entries: list[Entry] = []
         self._began = 0.0  # when the first of them came
         self._nbytes = self._ends = 0  # of them
-        self._inserting = self._hurries = self._closed = False
+        self._hurries = self._closed = False
+        self._inserting = router.refilling = True
         self._error: BaseException | None = None
         router.awaited = self._look
         self._thread = threading.Thread(target=self._run, name="serl-chunk-intake", daemon=True)
@@ -378,7 +379,7 @@ class Intake:
             if isinstance(record, StepBlock):
                 self.steps += record.n
                 self._nbytes += record.nbytes
-            self._ends += isinstance(record, End)
+            self._ends += isinstance(record, End) or record is None
             if len(self._entries) == 1 or self._due:
                 self._changed.notify_all()
 
@@ -414,7 +415,9 @@ class Intake:
 
     def _run(self) -> None:
         try:
-            while self._turn():
+            damaged = self._refill()
+            self._router.refilling = False
+            while self._turn(damaged):
                 pass
         except BaseException as error:
             with self._changed:
@@ -422,22 +425,28 @@ class Intake:
                 self._changed.notify_all()
             raise
 
-    def _turn(self) -> bool:
+    def _turn(self, damaged: Set[tuple[str, str]]) -> bool:
         with self._changed:
+            self._inserting = False
+            self._changed.notify_all()
             self._changed.wait_for(lambda: self._entries or self._closed)
             self._changed.wait_for(lambda: self._due, max(0.0, self._began + TURN_S - time.monotonic()))
             entries, self._entries = self._entries, []
-            ends, self._ends, self._nbytes = self._ends, 0, 0
+            self._ends = self._nbytes = 0
             self._inserting = bool(entries)
         if not entries:
             return False
-        for entry, why in self._router.insert_all(entries):
-            self._refuse(entry.sender, why)
+        whole = [e for e in entries if e.record is None or (e.session, e.record.episode_id) not in damaged]
+        misfits = self._router.insert_all(whole)
+        for sender, why in {entry.sender: why for entry, why in reversed(misfits)}.items():
+            last = next(entry.record for entry in reversed(whole) if entry.sender == sender)
+            lacks = [entry.record for entry, _ in misfits if entry.sender == sender]
+            steps = sum(
+                r.n for r in lacks if isinstance(r, StepBlock) and last is not None and r.episode_id == last.episode_id
+            )
+            self._refuse(sender, why, steps)
         with self._changed:
             # Only now: what the trainer allows counts them already.
             self.steps -= sum(entry.record.n for entry in entries if isinstance(entry.record, StepBlock))
-            self._inserting = False
-            self._changed.notify_all()
-        if ends:
-            self._ended()
+        self._inserted(entries)
         return True

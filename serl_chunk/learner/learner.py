@@ -280,8 +280,11 @@ class Learner:
 
     def run(self, stop: threading.Event, tick: Callable[[], None] = lambda: None) -> None:
         """Work until the run's end or `stop`; `tick` is called between pieces of work, and within long ones."""
-        self.trainer.log_if_empty()
         self.tick = tick
+        while self.router.refilling and not stop.is_set():  # no update before the replay is whole
+            time.sleep(0.02)
+            tick()
+        self.trainer.log_if_empty()
         while not self.trainer.done and not stop.is_set():
             self.idle = not self.work()
             if self.idle:
@@ -440,7 +443,9 @@ class Learner:
         self._count_episodes()
         # Before and between the phases that count steps the final checkpoint is a timed one.
         unsaved = self.checkpoints.unsaved
-        if not self.trainer.resumable:
+        if self.router.refilling:
+            logger.info("no checkpoint is written while the journal is put back: a resume goes on from the last one")
+        elif not self.trainer.resumable:
             logger.info("no checkpoint is written within an iteration: a resume goes on from the one before it")
         elif self.trainer.counts_steps and not (unsaved and self.updates in self.checkpoints.steps()):
             self.checkpoint()

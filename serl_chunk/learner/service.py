@@ -6,7 +6,8 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,13 +26,13 @@ from serl_chunk.runs.folder import RunFolder
 from serl_chunk.runs.status_line import StatusFields
 from serl_chunk.transport.security.server import ServerKeys
 from serl_chunk.transport.server.server import LearnerServer
-from serl_chunk.transport.server.sessions import ServerHandler, SessionInfo
+from serl_chunk.transport.server.sessions import NO_ACTOR, ServerHandler, SessionInfo
 from serl_chunk.transport.storage.record_store import RecordStore, check_retention
 from serl_chunk.transport.wire.handshake import MAX_ARRAYS
 from serl_chunk.types import (
-    Amend,
     ConfigError,
     DataError,
+    End,
     Grant,
     PolicyOrigin,
     Record,
@@ -65,7 +66,7 @@ class LearnerService(ServerHandler):
         self, config: ExperimentConfig, run: RunFolder, contract: dict[str, str], *,
         bind: str, port: int, insecure: bool = False, keys: ServerKeys | None = None,
     ) -> None:  # fmt: skip
-        self._config, self._run = config, run
+        self._config, self._run, self._opened = config, run, time.monotonic()
         self._learner: Learner | None = None
         self._intake: Intake | None = None
         # A robot in real time is never held: its actor reads no allowance, and needs no message about one.
@@ -86,17 +87,39 @@ class LearnerService(ServerHandler):
         self._no_actor = Waiting(logger, float("inf"))
 
     def attach(self, learner: Learner) -> None:
-        """Put the journal back into the learner's replay, then let actors in."""
+        """Let actors in, and put the journal back into the learner's replay behind them.
+
+        Their records are written down and acknowledged meanwhile, and enter the replay after the old ones.
+        """
         if self._store is not None:
             check_retention(self._config.transport.journal_bytes, learner.replay.estimated_disk_bytes)
-            steps = learner.refill(self._stored(self._store))
+            self._store.find_states()
             # A power cut may have taken entries that the checkpoint counts: what comes next is none of them.
             self._store.journal.skip_to(learner.router.position)
-            if self._store.journal.next:
-                logger.info(f"journal: {steps:,} online steps put back from {format_bytes(self._store.journal.nbytes)}")
             self.server.resume()
-        self._intake = Intake(learner.router, refuse=self.server.refuse, ended=self.server.push_allowances)
+        self._intake = Intake(
+            learner.router, refill=partial(self._refill, learner), refuse=self.server.refuse,
+            inserted=self._inserted_all,
+        )  # fmt: skip
         self._learner = learner
+        logger.info(f"actors are admitted, {self._since_open}")
+
+    @property
+    def _since_open(self) -> str:
+        return f"{time.monotonic() - self._opened:.1f} s after the sockets were opened"
+
+    def _refill(self, learner: Learner) -> Set[tuple[str, str]]:
+        """Put the journal back, on the thread that inserts; returns the episodes of which something is damaged."""
+        damaged: set[tuple[str, str]] = set()
+        if self._store is not None:
+            steps = learner.refill(self._stored(self._store, damaged))
+            if steps or self._store.journal.next:
+                logger.info(
+                    f"journal: {steps:,} online steps put back from {format_bytes(self._store.journal.nbytes)}, "
+                    f"{self._since_open}"
+                )
+            self.server.trim()
+        return damaged
 
     def tick(self) -> bool:
         """Do what is due between pieces of work; returns whether to show the state. Raises what stopped the server."""
@@ -110,7 +133,8 @@ class LearnerService(ServerHandler):
         self._next_check = now + CHECK_PERIOD
         self.server.check()
         self._inserting().check()
-        self._requests.poll()
+        if not learner.router.refilling:
+            self._requests.poll()
         if not learner.idle or self._actors():
             self._lonely_since = now
             self._no_actor.end()
@@ -160,20 +184,26 @@ class LearnerService(ServerHandler):
         return welcome_of(self._ready())
 
     def digests(self) -> np.ndarray:
+        if self._ready().router.refilling:  # it would not know all of them
+            raise ConfigError("the learner is still reading its journal")
         return self._ready().router.demonstrations.digests
 
     def allowance(self, session: str) -> int | None:
         return self._shares.allowed(session)
 
     def tickets(self, session: str, version: int, held: Sequence[str], capacity: int) -> Grant | None:
-        groups = self._ready().router.groups
+        router = self._ready().router
+        groups = None if router.refilling else router.groups
         return None if groups is None else groups.tickets(session, version, held, capacity)
 
     def busy(self) -> str:
         return "" if self._learner is None else self._learner.stats.busy
 
     def _steps_left(self) -> int | None:
-        left = self._ready().trainer.steps_allowed() if self._limited else None
+        if not self._limited:
+            return None
+        learner = self._ready()
+        left = 0 if learner.router.refilling else learner.trainer.steps_allowed()
         return None if left is None else max(0, left - self._inserting().steps)
 
     def _steps_of(self, session: str) -> int:
@@ -188,7 +218,7 @@ class LearnerService(ServerHandler):
     def on_record(self, info: SessionInfo, record: Record) -> None:
         intake, online = self._inserting(), not info.demonstrations
         entry = Entry(f"{info.actor_id}/{info.session}", record, self._position(), info.demonstrations, info.session)
-        if isinstance(record, Amend) or not online:  # rare, and a person reads at once that one does not fit
+        if not online or info.incarnation == NO_ACTOR:  # rare, and a person reads at once that it does not fit
             intake.drain()
             for _, why in self._ready().router.insert_all([entry]):
                 raise DataError(why)
@@ -198,24 +228,32 @@ class LearnerService(ServerHandler):
             self._shares.delivered(info.session, record.n)
 
     def on_silent(self, info: SessionInfo, gone: bool) -> None:
-        self._inserting().drain()
         session = f"{info.actor_id}/{info.session}"
-        self._ready().router.close_session(session, gone=gone, position=self._position())
+        self._inserting().put(Entry(session, None, self._position(), sender=info.session, gone=gone))
         self._shares.closed(info.session)
-        if (groups := self._ready().router.groups) is not None:
-            groups.lost(info.session)
+
+    def _inserted_all(self, entries: Sequence[Entry]) -> None:
+        groups = self._ready().router.groups
+        for entry in entries:
+            if entry.record is None and groups is not None:
+                groups.lost(entry.sender)
+        if any(isinstance(entry.record, End) for entry in entries):
+            self.server.push_allowances()  # a slot is settled: another may be handed out
 
     def fetch(self, step: str) -> tuple[Snapshot, dict[str, Any]]:
         checkpoint = wanted_policy(self._run.path, CheckpointStore(self._run.path), step)
         origin = PolicyOrigin(normaliser=Normaliser.restored(checkpoint.meta, checkpoint.normaliser).digest())
         return Snapshot(checkpoint.step, checkpoint.params, origin=origin), {"step": checkpoint.step}
 
-    def _stored(self, store: RecordStore) -> Iterator[tuple[int, str, Record | None]]:
-        """The journal's records, with progress lines: tens of gigabytes take a while."""
+    def _stored(self, store: RecordStore, damaged: set[tuple[str, str]]) -> Iterator[tuple[int, str, Record | None]]:
+        """Yield the journal's records, with progress lines: tens of gigabytes take a while."""
         lines = Waiting(logger, JOURNAL_PERIOD, late=JOURNAL_PERIOD)
         for stored in store.replay():
+            session = f"{stored.actor_id}/{stored.session}"
             if stored.delivered:
-                yield stored.number, f"{stored.actor_id}/{stored.session}", stored.record
+                yield stored.number, session, stored.record
+            elif stored.record is not None:
+                damaged.add((session, stored.record.episode_id))
             lines.log(f"reading the journal: entry {stored.number:,} of {store.journal.next:,}")
 
 

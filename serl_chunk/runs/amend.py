@@ -211,7 +211,6 @@ class RunAmender:
                 return None
             store = RecordStore(self._run / JOURNAL, LIMITS, writer=version_info().text)
             undo.callback(store.close)
-            for _ in store.replay():  # completes the sessions' states, which every segment begins with
-                pass
+            store.find_states()  # which every segment begins with
             undo.pop_all()
         return lock, store

@@ -196,7 +196,8 @@ class _Block(NamedTuple):
 
     @classmethod
     def of(cls, arrays: Mapping[str, np.ndarray]) -> _Block:
-        source, reward, q = arrays["source"], arrays["reward"], arrays.get("values/decision/q")
+        columns, q = records.columns_in(arrays["columns"]), arrays.get("values/decision/q")
+        source, reward = columns["source"], columns["reward"]
         human = int((source == Source.HUMAN).sum())
         return cls(len(source), human, float(reward.sum()), float(reward[-1]), None if q is None else lowest_value(q))
 
@@ -222,9 +223,11 @@ class _Open:
     length: int = 0
     discarded: bool = False
 
-    def take_back(self) -> None:
-        if self.blocks:
+    def take_back(self, steps: int) -> None:
+        """Drop the newest `steps`."""
+        while self.blocks and steps > 0:
             self.places.pop()
+            steps -= self.blocks[-1].steps
             self.length -= self.blocks.pop().steps
 
     def entry(self, key: str, end: End, *, ended: bool) -> EpisodeIndexEntry:
@@ -297,7 +300,7 @@ class _Pass:
         # The learner refused the newest steps where fewer were delivered than were written down.
         known, episode = self._states.get(state.session), self.open.get(state.session)
         if episode is not None and known is not None and state.steps < known.steps:
-            episode.take_back()
+            episode.take_back(known.steps - state.steps)
         self._states[state.session] = state
         self._hole(state.session, why="died")
 
@@ -327,7 +330,7 @@ class _Pass:
                 self._close(session, record)
 
     def _steps(self, session: str, message: Message, place: tuple[int, int, int]) -> None:
-        episode, steps = self.open.get(session), len(message.arrays["source"])
+        episode, steps = self.open.get(session), len(message.arrays["action"])
         if episode is None or episode.begin.episode_id != codec.text(message.header, "episode_id"):
             self.counts["orphans"] += steps
         elif codec.count(message.header, "first_tick") != episode.length:

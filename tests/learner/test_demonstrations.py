@@ -10,7 +10,7 @@ from errors import naming
 from streamed_demos import LENGTH, demo_rows, episode, make_router, parts
 
 from serl_chunk.data.demos import short_digest
-from serl_chunk.learner.intake import RecordRouter
+from serl_chunk.learner.intake import Entry, RecordRouter
 from serl_chunk.types import Amend, DataError, Outcome
 
 SESSION = "robot-demonstrations/s"
@@ -50,11 +50,11 @@ def test_one_that_the_learner_has_is_left_out_whatever_its_name():
 def test_one_whose_recording_died_is_sent_again_whole(received):
     replay, router = make_router()
     feed(router, parts(episode(0))[:received])
-    router.close_session(SESSION, gone=False)
+    router.insert_all([Entry(SESSION, None, gone=False)])
     feed(router, parts(episode(0)))
     assert demo_rows(replay) == (1, ROWS, 0)
     feed(router, parts(episode(1))[:received])
-    router.close_session(SESSION, gone=True)
+    router.insert_all([Entry(SESSION, None, gone=True)])
     feed(router, parts(episode(1))[received:])  # of nothing that is open
     assert demo_rows(replay) == (1, ROWS, 0)
     assert router.env_steps == 0

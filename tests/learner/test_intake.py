@@ -72,16 +72,19 @@ def test_turns_hold_what_records_one_by_one_do(cuts, order, turns, wrong, camera
 
 @pytest.fixture
 def inserting():
-    """A router with an intake, what was refused, and how often an episode ended."""
+    """A router with an intake, what was refused, and the entries of each turn."""
     _, router = make_router()
-    refused, ended = [], []
-    taking = Intake(router, refuse=lambda *told: refused.append(told), ended=lambda: ended.append(True))
+    refused, inserted = [], []
+    taking = Intake(
+        router, refill=set, refuse=lambda *said: refused.append(said), inserted=inserted.append
+    )  # fmt: skip
     with contextlib.closing(taking):
-        yield router, taking, refused, ended
+        taking.drain()
+        yield router, taking, refused, inserted
 
 
 def test_a_turn_joins_steps_and_ends_at_once_for_whoever_waits(inserting, monkeypatch):
-    router, taking, refused, ended = inserting
+    router, taking, refused, inserted = inserting
     monkeypatch.setattr(intake_module, "TURN_S", 1e9)
     joined = []
     insert = router._replay.insert
@@ -100,7 +103,7 @@ def test_a_turn_joins_steps_and_ends_at_once_for_whoever_waits(inserting, monkey
         taking.put(entry)
     router.wait(60)  # for an episode
     assert (router.env_steps, joined[2:]) == (LENGTH, [3, 0])
-    eventually(lambda: ended == [True])
+    eventually(lambda: [len(turn) for turn in inserted] == [5, 4])
     taking.drain()
     assert (taking.steps, refused) == (0, [])
 
@@ -110,9 +113,13 @@ def test_a_misfit_is_refused_and_what_follows_it_is_kept(inserting):
     for entry in stream("s", [2, 4], wrong=1):
         taking.put(entry._replace(sender="its session"))
     taking.drain()
-    assert {name for name, _ in refused} == {"its session"}
+    assert [(name, steps) for name, _, steps in refused] == [("its session", 0)], "its next episode fits"
     assert "state has shape" in refused[0][1]
     assert router.env_steps == 2 + LENGTH
+    for entry in stream("t", [2, 4], wrong=1)[:4]:
+        taking.put(entry._replace(sender="another"))
+    taking.drain()
+    assert refused[-1][::2] == ("another", LENGTH - 2), "what the journal has of it and the replay has not"
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -139,6 +146,28 @@ def test_a_backlog_is_bounded_and_an_error_seen(inserting, monkeypatch):
     for call in (taking.drain, taking.check, lambda: taking.put(entries[5])):
         with pytest.raises(SerlChunkError, match="ZeroDivisionError"):
             call()
+
+
+def test_what_comes_while_the_journal_is_put_back_follows_it():
+    """It waits for that, and an episode of which something is damaged there does not go on."""
+    _, router = make_router()
+    began, inserted = threading.Event(), []
+
+    def refill():
+        began.wait(60)
+        router.refill([(n, entry.session, entry.record) for n, entry in enumerate(old)])
+        return {("t", "e0")}
+
+    old, new = stream("s", [3])[:2], stream("s", [3])[2:] + stream("t", [3])
+    with contextlib.closing(Intake(router, refill=refill, refuse=None, inserted=inserted.append)) as taking:
+        for entry in new:
+            taking.put(entry)
+        assert router.refilling
+        began.set()
+        taking.drain()
+        assert not router.refilling
+    assert router.env_steps == 3 * LENGTH  # of s both episodes, of t the second
+    assert sorted(e.episode_id for e in router.take().episodes) == ["e0", "e1", "e1"]
 
 
 def test_blocks_that_do_not_go_together_are_not_joined():

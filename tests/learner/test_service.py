@@ -160,6 +160,7 @@ def test_an_actor_gets_the_next_ticket_as_its_episode_ends(service):
             assert second.wait_until(lambda: second.grant is not None, 5)
             assert [t.slot for t in second.grant.tickets] == [1]
         assert second.wait_until(lambda: again._replace(attempt=2) in second.grant.tickets, 5)
+        service._intake.drain()
         assert router.env_steps == 1
 
 
@@ -173,6 +174,7 @@ def test_a_restarted_learner_goes_on_within_its_iteration(tmp_path):
                 ticket = run_slot(link, Source.POLICY, version)
                 assert (ticket.slot, ticket.version) == (version - 5, version)
                 assert link.flush(10)
+            service._intake.drain()
             [rollouts] = router.groups.poll().rollouts if version == 6 else [[]]
     assert [(r.ticket, r.versions, r.result.success) for r in rollouts] == [
         ("0.0.0.0", (5,), True), ("0.0.1.0", (6,), True)
@@ -235,6 +237,7 @@ def test_what_follows_a_power_cut_that_set_the_journal_back_is_counted(tmp_path)
         router.resume(*saved)
         with serving(tmp_path) as service:
             service.attach(learner_with(router=router, replay=replay, refill=router.refill))
+            service._intake.drain()
             yield service, router
 
     def record(service, name):

@@ -21,6 +21,7 @@ from serl_chunk.data.demos import load_demos
 from serl_chunk.evaluation.open_loop import CheckOfLearner
 from serl_chunk.learner import building
 from serl_chunk.learner.building import RunOptions
+from serl_chunk.learner.intake import Entry
 from serl_chunk.learner.learner import Learner, Publish
 from serl_chunk.learner.schedule import Phase
 from serl_chunk.robots.registry import robot_spec
@@ -119,10 +120,7 @@ def until(learner: Learner, phase: Phase, updates: int = 0, *, busy: bool = Fals
 def feed(learner: Learner, rows: Rows) -> None:
     """Hand a learner what it receives, and journals, of an actor; a record None is the end of a session."""
     for number, session, record in rows:
-        if record is None:
-            learner.router.close_session(session, gone=True, position=number + 1)
-        else:
-            learner.router.insert(session, record, number + 1)
+        assert not learner.router.insert_all([Entry(session, record, number + 1)])
 
 
 def journal_of(config, demos: str, steps: int, name: str = "x") -> Rows:

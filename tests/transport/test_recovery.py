@@ -84,6 +84,7 @@ def test_nothing_is_dropped_while_a_journal_is_read_back(tmp_path):
                 server._receiver.maintain(1e12)  # as the server's thread does meanwhile
         assert names == [f"e{e}" for e in range(20)]
         server.resume()
+        server.trim()
         eventually(lambda: store.journal.first > 0)
 
 

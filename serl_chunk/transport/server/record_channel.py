@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable
 
-from serl_chunk.transport.server.sessions import TOKEN_BYTES, ServerHandler, Session, SessionInfo, Sessions
+from serl_chunk.transport.server.sessions import NO_ACTOR, TOKEN_BYTES, ServerHandler, Session, SessionInfo, Sessions
 from serl_chunk.transport.server.sockets import ServerSockets
 from serl_chunk.transport.storage.journal import JournalError
 from serl_chunk.transport.storage.record_store import RecordStore, Verdict
@@ -250,16 +250,21 @@ class RecordReceiver:
             session.allowances += 1
             return {"allowance": session.connection.allowance_told, "allowance_number": session.allowances}
 
-    def _reject(self, session: Session, reason: str) -> None:
+    def _reject(self, session: Session, reason: str, steps: int = 0) -> None:
         self._counters["rejected"] += 1
         if not session.refused:
+            s = session.state  # in the journal fewer are delivered than were written down
+            session.state = s._replace(steps=s.steps - steps, steps_offset=s.steps_offset + steps)
             self.refuse(session, reason)
 
-    def refuse_later(self, name: str, reason: str) -> None:
-        """Note that a record of the session called `name`, acknowledged before, does not fit the replay; any thread."""
+    def refuse_later(self, name: str, reason: str, steps: int) -> None:
+        """Note that a record of the session called `name`, acknowledged before, does not fit the replay; any thread.
+
+        `steps`: the newest ones of its open episode, which are not in the replay.
+        """
         session = next((s for s in self.sessions if s.info.session == name), None)
         if session is not None:  # else it is gone, and forgotten
-            self._later.append((session, lambda: self._reject(session, reason)))
+            self._later.append((session, lambda: self._reject(session, reason, steps)))
             self.sockets.wakers["data"].wake()
 
     def refuse(self, session: Session, reason: str) -> None:
@@ -304,7 +309,7 @@ class RecordReceiver:
             try:
                 if self.store is not None:
                     self.store.correct(session, actor_id, amend)
-                self._handler.on_record(SessionInfo(session, actor_id, 0, "an operator"), amend)
+                self._handler.on_record(SessionInfo(session, actor_id, NO_ACTOR, "an operator"), amend)
             except (JournalError, DataError) as e:
                 done(str(e))
             else:

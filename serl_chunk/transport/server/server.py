@@ -92,10 +92,13 @@ class LearnerServer:
             thread.start()
 
     def resume(self) -> None:
-        """Continue the sessions in the store. Call it after the store was read back, before `welcome` admits one."""
+        """Continue the sessions in the store. Call it after their states were found, before `welcome` admits one."""
         if self._store is not None:
             self._sessions.restore(self._store.states.values(), time.monotonic())
-            self._receiver.trim_at = 0.0
+
+    def trim(self) -> None:
+        """Drop what the store need not keep from now on. Call it after the store was read back."""
+        self._receiver.trim_at = 0.0
 
     def finish(self, reason: str) -> None:
         """Send every actor, and any that still connects, the reason why training is over."""

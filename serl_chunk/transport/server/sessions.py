@@ -26,6 +26,9 @@ _RECORD_WAIT_S = 0.1  # how long a hello waits for a record of its session that 
 _REMEMBERED = 1000  # silent sessions with records: their actors may come back and go on
 
 
+NO_ACTOR = 0  # incarnation in the `SessionInfo` of a correction that does not come from the session's actor
+
+
 class SessionInfo(NamedTuple):
     """A session, as the learner's callbacks see it."""
 

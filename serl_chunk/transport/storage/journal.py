@@ -21,7 +21,7 @@ import shutil
 import struct
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -288,9 +288,12 @@ class Journal:
         fsync_path(folder)
         return to
 
-    def read(self) -> Iterator[Entry]:
-        """Yield every sound entry, oldest first. Not while another thread appends. Raises DataError."""
-        for first, _, _ in self.segments.copy():
+    def read(self, segments: Iterable[int] | None = None) -> Iterator[Entry]:
+        """Yield every sound entry, oldest first, of `segments` (first numbers) or of those that there are now.
+
+        Another thread may append: to a segment that is none of those that this process found. Raises DataError.
+        """
+        for first in [first for first, _, _ in self.segments] if segments is None else segments:
             for found in segment.scan(self._path(first)):
                 if isinstance(found, Found):
                     yield Entry(found.number, Place(first, found.offset, found.size), found.frames)

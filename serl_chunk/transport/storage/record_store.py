@@ -7,7 +7,9 @@ segment holds the table of sessions: a restarted learner has the next sequence n
 from __future__ import annotations
 
 import collections
+import contextlib
 import enum
+import itertools
 import logging
 import shutil
 import time
@@ -30,6 +32,7 @@ log = logging.getLogger(__name__)
 TABLE, RECORD, PLACE, RETIRED, CORRECTION = 0, 1, 2, 3, 4  # an entry's kind
 _ROOM_BYTES = 64 << 20
 _LOGGED = 3  # unreadable entries that are logged one by one
+_UNREADABLE = WireError, ValueError, TypeError, LookupError, msgpack.UnpackException
 
 
 class Verdict(enum.Enum):
@@ -102,7 +105,7 @@ class Stored(NamedTuple):
 
 
 class RecordStore:
-    """The learner's journal, see Journal. One thread writes; `replay` comes before the first write.
+    """The learner's journal, see Journal. One thread writes, and none before `find_states`; another may `replay`.
 
     Args:
         min_steps: the newest steps that are kept, as a restarted learner's replay can hold. Segments with records of
@@ -117,6 +120,7 @@ class RecordStore:
         sync_interval: float = 1.0, segment_bytes: int = 64 << 20, writer: str = "",
     ) -> None:  # fmt: skip
         self.states: dict[str, SessionState] = {}  # of each session that sent a record and was not retired
+        self._found: list[int] | None = None  # segments of previous processes
         self._holed: dict[str, set[str]] = collections.defaultdict(set)  # session -> episodes that lack something
         self._limits, self._min_steps, self._max_bytes, self._max_age = limits, min_steps, max_bytes, max_age
         self._writer = writer
@@ -126,16 +130,51 @@ class RecordStore:
         self._kept: set[int] = set()  # segments with records of these
         self.unreadable = 0  # entries that are whole and yet no record
 
+    def find_states(self) -> None:
+        """Find where every session stands, so that it may go on: in what follows the newest whole table.
+
+        Raises DataError where a segment cannot be read at all.
+        """
+        segments, entries = [first for first, _, _ in self.journal.segments], list[Iterator[Entry]]()
+        self._found = segments
+        newest: dict[str, tuple[SessionState, Entry | None, bool]] = {}
+        for first in reversed(segments):
+            reading = self.journal.read([first])
+            head = next(reading, None)
+            if head is not None:
+                entries.append(itertools.chain([head], reading))
+                with contextlib.suppress(*_UNREADABLE):
+                    if msgpack.unpackb(head.frames[0])[0] == TABLE:
+                        break
+        for entry in itertools.chain(*reversed(entries)):
+            with contextlib.suppress(*_UNREADABLE):  # `replay` logs it
+                tag, *values = msgpack.unpackb(entry.frames[0])
+                if tag == RETIRED:
+                    newest.pop(values[0], None)
+                elif tag in (TABLE, PLACE, RECORD):
+                    for row in values[0] if tag == TABLE else values[:1]:
+                        state = SessionState.from_row(row)
+                        newest[state.session] = state, entry if tag == RECORD else None, tag == RECORD and values[1]
+        for session, (state, record, delivered) in newest.items():
+            self.states[session] = state
+            if record is not None:
+                with contextlib.suppress(*_UNREADABLE):
+                    _, found = records.decode_record(codec.decode(record.frames[1:], self._limits))
+                    self.states[session] = state.after(Item.of(found, state.expected), delivered=bool(delivered))
+
     def replay(self) -> Iterator[Stored]:
-        """Yield every kept record in the order of arrival; `states` is complete afterwards.
+        """Yield every kept record in the order of arrival; `states` has what was found of each session afterwards.
 
         Where entries are damaged, or were dropped with their segment, the rest of their episode is not `delivered`: a
         hole in an episode is never closed up. Raises DataError where a segment cannot be read at all.
         """
-        for entry in self.journal.read():
+        if self._found is None:
+            self.find_states()
+        begun, states = dict(self.states), dict[str, SessionState]()
+        for entry in self.journal.read(self._found):  # not what is written meanwhile
             try:
-                stored = self._read(entry)
-            except (WireError, ValueError, TypeError, LookupError, msgpack.UnpackException) as e:
+                stored = self._read(entry, states)
+            except _UNREADABLE as e:
                 self.unreadable += 1
                 if self.unreadable <= _LOGGED:
                     log.error("entry %d of %s is no record: %s", entry.number, self.journal.folder, e)
@@ -144,18 +183,22 @@ class RecordStore:
                 yield stored
         if self.unreadable > _LOGGED:
             log.error("%d entries of %s are no records", self.unreadable, self.journal.folder)
+        for session, state in states.items():
+            if self.states.get(session) is begun.get(session):  # nothing more came of it
+                self.states[session] = state
+        self._found = None
 
-    def _read(self, entry: Entry) -> Stored | None:
+    def _read(self, entry: Entry, states: dict[str, SessionState]) -> Stored | None:
         tag, *values = msgpack.unpackb(entry.frames[0])
         if tag == TABLE:
             for state in [SessionState.from_row(row) for row in values[0]]:
-                known = self.states.get(state.session)
+                known = states.get(state.session)
                 if known is None or known.expected < state.expected:  # entries between were damaged or dropped
                     self._lose(known)
-                    self.states[state.session] = state._replace(open_episode=None)
+                    states[state.session] = state._replace(open_episode=None)
             return None
         if tag == RETIRED:
-            self.states.pop(values[0], None)
+            states.pop(values[0], None)
             return None
         if tag == CORRECTION:
             session, actor_id, amend = read_correction(values, entry.frames[1:], self._limits)
@@ -164,10 +207,10 @@ class RecordStore:
             return Stored(entry.number, session, actor_id, 0, amend, kept)
         before = SessionState.from_row(values[0])
         session, actor_id, _, first, *_ = before
-        known = self.states.get(session)
+        known = states.get(session)
         if tag == PLACE:
             self._lose(known)
-            self.states[session] = before
+            states[session] = before
             return Stored(entry.number, session, actor_id, first, None, True)
         if tag != RECORD:
             raise ValueError(f"an entry of kind {tag}: a newer version wrote it")
@@ -176,7 +219,7 @@ class RecordStore:
         item, place = Item.of(record, first), before.resumed(known)
         if known is not None and known.expected != first:
             self._lose(known)
-        self.states[session] = place.after(item, delivered=delivered)
+        states[session] = place.after(item, delivered=delivered)
         if not self._is_kept(session, item, entry.place.segment):
             self._steps[entry.place.segment] += item.steps
         if isinstance(record, Amend):  # a discarded episode is discarded whatever is missing of it

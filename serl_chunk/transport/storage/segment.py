@@ -34,7 +34,7 @@ import xxhash
 from serl_chunk.io import fsync_path
 from serl_chunk.types import DataError
 
-FORMAT = 5
+FORMAT = 6
 MAGIC = b"SERLJRN" + bytes([FORMAT])
 MARKER = b"\xa5\x5aJE"
 HEAD = struct.Struct("<4sIQQI")

@@ -59,6 +59,7 @@ _BEGIN: codec.Checks = {
     "conditions": functools.partial(codec.identifier, limit=_MAX_CONDITIONS),
     "demonstration": codec.exactly(bool),
 }
+_COLUMNS = np.dtype([*STEP_COLUMNS.items()])  # of one step; packed: what has one value a step travels as one array
 PART = "part"
 MAX_PART_BYTES = (1 << 20) + (1 << 16)  # and so of a frame on the data channel: what is larger travels in parts
 
@@ -160,7 +161,10 @@ def encode_record(record: Record, first: int, *, jpeg_quality: int = 0) -> list[
         case StepBlock():
             header.update(episode_id=record.episode_id, first_tick=record.first_tick)
             arrays["action"] = record.action
-            arrays.update({name: getattr(record, name) for name in STEP_COLUMNS})
+            table = np.empty(record.n, _COLUMNS)
+            for name in STEP_COLUMNS:
+                table[name] = getattr(record, name)
+            arrays["columns"] = table.view(np.uint8).reshape(record.n, _COLUMNS.itemsize)
             arrays.update({f"observation/{k}": v for k, v in record.observation.items()})
             for key, rows in record.sparse.items():
                 arrays[f"index/{key}"] = rows.index
@@ -260,20 +264,28 @@ def _check_array(name: str, array: np.ndarray | JpegImages, dtype: np.dtype[Any]
         raise WireError(f"array {name!r} must be {wanted}, got {array.dtype} {array.shape}")
 
 
+def columns_in(table: np.ndarray) -> dict[str, np.ndarray]:
+    """Return `STEP_COLUMNS` by name, views of the array `columns` of a block of steps. Raises WireError."""
+    if table.dtype != np.uint8 or table.ndim != 2 or table.shape[1] != _COLUMNS.itemsize:
+        raise WireError(
+            f"array 'columns' must be uint8 with {_COLUMNS.itemsize} bytes a step, got {table.dtype} {table.shape}"
+        )
+    rows = table.view(_COLUMNS)[:, 0]
+    return {name: rows[name] for name in STEP_COLUMNS}
+
+
 def _steps(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> StepBlock:
     left = dict(arrays)
     try:
         action = left.pop("action")
-        columns = {name: left.pop(name) for name in STEP_COLUMNS}
+        columns = columns_in(left.pop("columns"))
     except KeyError as e:
         raise WireError(f"a block of steps without {e}") from e
     _check_array("action", action, np.dtype(np.float32), 2)
     n = len(action)
     if n < 1:
         raise WireError("a block of no steps")
-    for name, column in columns.items():
-        _check_array(name, column, STEP_COLUMNS[name], 1)
-        _check_rows(name, column, n)
+    _check_rows("columns", columns["reward"], n)
     groups: dict[str, dict[str, Any]] = {name: {} for name in ("observation", "index", "values", "jpeg", "sizes")}
     for path, array in left.items():
         group, _, key = path.partition("/")

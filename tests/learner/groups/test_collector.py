@@ -16,6 +16,7 @@ from serl_chunk.learner.groups import collector
 from serl_chunk.learner.groups.collector import Collector, result_of, rollout_of
 from serl_chunk.learner.groups.scheduler import GroupScheduler
 from serl_chunk.learner.groups.starts import Starts
+from serl_chunk.learner.intake import Entry
 from serl_chunk.types import Amend, Begin, DataError, End, Episode, Outcome, Source, Step, StepBlock
 
 EXECUTED, LENGTH = 2, 5  # of chunks of HORIZON 3
@@ -193,12 +194,12 @@ def test_one_whose_end_never_comes_is_run_again(ends):
     replay, router = collecting()
     ticket = router.groups.tickets("s", 5, (), 1).tickets[0]
     insert(router, *records(SLOTS[0])[:2])
-    router.close_session(ACTOR, gone=False)  # it may come back
+    router.insert_all([Entry(ACTOR, None, gone=False)])  # it may come back
     assert router.groups.tickets("s", 5, (), 1).tickets == (ticket,)
     if ends == "begin":
         insert(router, *records(episode("0.0.1.0")))
     else:
-        router.close_session(ACTOR, gone=True)
+        router.insert_all([Entry(ACTOR, None, gone=True)])
         router.groups.lost("s")
         insert(router, *records(SLOTS[0])[2:])  # of nothing that is open
     assert replay.episodes() == []

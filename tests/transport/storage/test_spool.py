@@ -191,7 +191,7 @@ def test_memory_is_bounded(tmp_path, monkeypatch):
     """Frames beyond the cache are read back; what is acknowledged leaves it."""
     monkeypatch.setattr(spool_module, "_CACHE_BYTES", 20_000)
     spool = opened(tmp_path / "s", segment_bytes=1 << 20)
-    for i in range(20):
+    for i in range(30):
         put(spool, *whole(f"e{i}"))
     held = [e for e in spool._entries if e.frames is not None]
     assert 15_000 < sum(e.nbytes for e in held) == spool._cached <= 20_000

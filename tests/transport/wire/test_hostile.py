@@ -17,7 +17,18 @@ from serl_chunk.transport.wire.handshake import Hello, LearnerStatus, RefusedErr
 from serl_chunk.transport.wire.records import PART, decode_part, encode_part
 from serl_chunk.transport.wire.snapshots import Manifest
 from serl_chunk.transport.wire.tickets import TicketRequest, decode_grant, encode_grant
-from serl_chunk.types import Amend, Begin, ConfigError, Grant, PolicyOrigin, SerlChunkError, Snapshot, StepBlock, Ticket
+from serl_chunk.types import (
+    STEP_COLUMNS,
+    Amend,
+    Begin,
+    ConfigError,
+    Grant,
+    PolicyOrigin,
+    SerlChunkError,
+    Snapshot,
+    StepBlock,
+    Ticket,
+)
 from serl_chunk_robot.wire import codec
 from serl_chunk_robot.wire.codec import Limits, Message, WireError
 
@@ -76,6 +87,10 @@ def decode(base: str, changes: dict) -> object:
     sound = SOUND[base]
     header, arrays = dict(sound.header), dict(sound.arrays)
     for name, value in changes.items():
+        if name in STEP_COLUMNS and "columns" in arrays:  # they travel together
+            table = arrays["columns"].copy()
+            records.columns_in(table)[name][:] = value
+            name, value = "columns", table
         to = arrays if name in arrays or isinstance(value, np.ndarray | np.generic) else header
         if value is GONE:
             del to[name]
@@ -98,11 +113,14 @@ HOSTILE = [
     ("hello", {"protocol": None}, "protocol"),
     ("status", {"free_bytes": 0.5}, "free_bytes"),
     ("steps", {"action": GONE}, "action"),
-    ("steps", {"lost_ticks": np.full(8, -1, I4)}, "lost_ticks", "negative"),
+    ("steps", {"lost_ticks": -1}, "lost_ticks", "negative"),
+    ("steps", {"columns": GONE}, "columns"),
+    ("steps", {"columns": np.zeros((8, 4), U1)}, "columns", "uint8", 33, 4),
+    ("steps", {"columns": np.zeros((7, 33), U1)}, "columns", 8, 7),
     ("steps", {"action": np.zeros((8, 2))}, "action", "float32", "float64"),
     ("steps", {"action": np.zeros((0, 2), F4)}, "steps"),
-    ("steps", {"source": np.full(8, 5, U1)}, "source", "0..4", 5),
-    ("steps", {"decision_tick": np.full(8, 1, I4)}, "decision_tick", -1),
+    ("steps", {"source": 5}, "source", "0..4", 5),
+    ("steps", {"decision_tick": 1}, "decision_tick", -1),
     ("steps", {STATE: np.zeros((7, 2), F4)}, STATE, 8, "(7, 2)"),
     ("steps", {"observation/x": F4(1)}, "observation/x", 8, "()"),
     ("steps", {"other": np.zeros(8, F4)}, "other"),
