@@ -285,9 +285,14 @@ TABLES = {
         {"file": "human_in_the_loop", "seeds": (0,)},
     ),
     "fake-aloha-images": Table(
-        [(show.percent, {}), (show.field("env_steps"), {}), (_human_ticks, {}), (show.field("wall", 60), {})],
-        [*({**_at(n), **_VALIDATION} for n in range(0, 12_001, 2_000)), _at(18_000)],
-        {"file": "fake_aloha_images", "run": "fake_aloha_images"},
+        [
+            *((show.arms, _at(n)) for n in (0, 1_000, 2_000, 3_000, 4_000, 6_000, 8_000, 10_000, 12_000)),
+            (_human_ticks, _at(1_000)),
+            (_human_ticks, _LAST),
+            (show.figures("explored", "window_least"), {}),
+        ],
+        _seed,
+        {"file": "fake_aloha_images", "run": "fake_aloha_images pictures, 30 demonstrations"},
     ),
     "operator-transfer-cube": Table(
         [(show.operator_ticks, {}), (show.percent, {})],
