@@ -37,6 +37,7 @@ from serl_chunk.replay.replay import Replay
 from serl_chunk.runs.checkpoints import EXPORTS, LearnerCheckpoints, PolicyCheckpoint, Restored, Saves
 from serl_chunk.runs.metrics import DEMONSTRATION_RECEIVED, Counters, MetricsLog, read_metrics
 from serl_chunk.runs.status_line import StatusFields
+from serl_chunk.runs.term import FencedError
 from serl_chunk.types import ConfigError, DataError, PolicyOrigin, Record, RobotSpec, Snapshot
 
 logger = logging.getLogger(__name__)
@@ -238,6 +239,7 @@ class Learner:
         self._evaluations = Evaluations(evaluate, config.eval_interval if evaluate else 0, check, self._none_evaluated)
         self.idle = False  # whether the last look found no work: steps are waited for
         self.tick: Callable[[], None] = lambda: None  # for what takes long within one piece of work
+        self.fence: Callable[[], None] = lambda: None  # raises FencedError where another learner has the run
         if restored is not None:
             self._resume(restored)
         self.trainer.check_data()
@@ -360,6 +362,7 @@ class Learner:
         return received
 
     def publish(self) -> int:
+        self.fence()
         params = self._published()
         info = {"step": self.updates, "env_steps": self.env_steps}
         return self._publisher.publish(params, info, normaliser=self.preprocess.digest())
@@ -372,6 +375,7 @@ class Learner:
 
     def checkpoint(self, *, timed: bool = False) -> None:
         """Write a checkpoint in the background: of this step, or `timed`, in the place of the timed one before."""
+        self.fence()
         policy, received = self._published(), self._count_episodes()
         progress = TrainingProgress(
             env_steps=received.env_steps, human_ticks=self.human_ticks, episodes=self.episodes,
@@ -443,7 +447,9 @@ class Learner:
         self._count_episodes()
         # Before and between the phases that count steps the final checkpoint is a timed one.
         unsaved = self.checkpoints.unsaved
-        if self.router.refilling:
+        if self._fenced:
+            logger.info("no checkpoint is written: the run is another learner's")
+        elif self.router.refilling:
             logger.info("no checkpoint is written while the journal is put back: a resume goes on from the last one")
         elif not self.trainer.resumable:
             logger.info("no checkpoint is written within an iteration: a resume goes on from the one before it")
@@ -456,6 +462,14 @@ class Learner:
         self._evaluations.close()
         if (error := self._publisher.error) is not None:
             logger.warning("the newest snapshot did not reach the actors (%s: %s)", type(error).__name__, error)
+
+    @property
+    def _fenced(self) -> bool:
+        try:
+            self.fence()
+        except FencedError:
+            return True
+        return False
 
     def _resume(self, restored: Restored) -> None:
         saved = TrainingProgress.of(restored.meta)

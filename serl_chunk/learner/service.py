@@ -24,6 +24,7 @@ from serl_chunk.runs.episodes import JOURNAL
 from serl_chunk.runs.evaluations import wanted_policy
 from serl_chunk.runs.folder import RunFolder
 from serl_chunk.runs.status_line import StatusFields
+from serl_chunk.runs.term import Term
 from serl_chunk.transport.security.server import ServerKeys
 from serl_chunk.transport.server.server import LearnerServer
 from serl_chunk.transport.server.sessions import NO_ACTOR, ServerHandler, SessionInfo
@@ -72,7 +73,9 @@ class LearnerService(ServerHandler):
         # A robot in real time is never held: its actor reads no allowance, and needs no message about one.
         self._limited = config.actor.clock == "lockstep"
         self._shares = StepShares(self._steps_left, config.transport.timeout_s, steps_of=self._steps_of)
-        self._store = _open_store(config, run.path) if config.transport.journal else None
+        self._term = Term(run.path)
+        self.term = self._term.number
+        self._store = _open_store(config, run.path, self._term) if config.transport.journal else None
         with contextlib.ExitStack() as failed:
             if self._store is not None:
                 failed.callback(self._store.close)
@@ -101,7 +104,7 @@ class LearnerService(ServerHandler):
             learner.router, refill=partial(self._refill, learner), refuse=self.server.refuse,
             inserted=self._inserted_all,
         )  # fmt: skip
-        self._learner = learner
+        self._learner, learner.fence = learner, self.fence
         logger.info(f"actors are admitted, {self._since_open}")
 
     @property
@@ -212,6 +215,9 @@ class LearnerService(ServerHandler):
     def _position(self) -> int | None:
         return None if self._store is None else self._store.journal.next
 
+    def fence(self) -> None:
+        self._term.check()
+
     def backlog(self) -> str:
         return "" if self._intake is None else self._intake.backlog
 
@@ -264,7 +270,7 @@ def welcome_of(learner: Learner) -> tuple[dict[str, Any], dict[str, np.ndarray]]
     return {**preprocess.normaliser.fields(), **so_far}, preprocess.normaliser.to_arrays()
 
 
-def _open_store(config: ExperimentConfig, run: Path) -> RecordStore:
+def _open_store(config: ExperimentConfig, run: Path, term: Term) -> RecordStore:
     t, r, g = config.transport, config.replay, config.group
     # Of an iteration under way all episodes, from which a restart goes on.
     of_groups = g.max_groups * g.size * config.robot.max_episode_steps if config.agent.iterates else 0
@@ -273,7 +279,7 @@ def _open_store(config: ExperimentConfig, run: Path) -> RecordStore:
     store = RecordStore(
         run / JOURNAL, Limits(t.max_message_bytes, MAX_ARRAYS), min_steps=max(r.capacity + r.human_capacity, of_groups),
         max_bytes=t.journal_bytes, max_age=86400 * t.journal_days or None, sync_interval=t.heartbeat,
-        writer=version_info().text,
+        writer=version_info().text, fence=term.check,
     )  # fmt: skip
     if any(store.journal.losses):
         logger.warning(f"journal {store.journal.folder}: {store.journal.losses}")

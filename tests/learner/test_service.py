@@ -30,13 +30,14 @@ from serl_chunk.robots.registry import robot_spec
 from serl_chunk.runs.amend import request
 from serl_chunk.runs.episodes import RunSource
 from serl_chunk.runs.folder import RUN_LOCK, open_run
+from serl_chunk.runs.term import FencedError
 from serl_chunk.transport.client.link import LearnerLink
 from serl_chunk.transport.server.sessions import SessionInfo
-from serl_chunk.transport.storage.record_store import SessionState
+from serl_chunk.transport.storage.record_store import RecordStore, SessionState
 from serl_chunk.transport.storage.spool import Spool
 from serl_chunk.transport.wire import records
 from serl_chunk.transport.wire.records import Item
-from serl_chunk.types import Amend, Begin, ConfigError, DataError, End, Outcome, Source, Step
+from serl_chunk.types import Amend, Begin, ConfigError, DataError, End, Outcome, SerlChunkError, Source, Step
 from serl_chunk_robot.wire.codec import Limits
 
 
@@ -265,3 +266,59 @@ def test_what_follows_a_power_cut_that_set_the_journal_back_is_counted(tmp_path)
     with process(checkpoint) as (service, router):  # the one before was killed without a checkpoint of its own
         assert router.env_steps == 3 * LENGTH
         assert [service._steps_of(session) for session in ("se0", "se2", "none")] == [LENGTH, LENGTH, 0]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_learner_that_was_taken_for_dead_takes_nothing_more(tmp_path, monkeypatch):
+    """It stood still while another took the run over, on a disk whose lock says nothing."""
+    monkeypatch.setattr(fcntl, "flock", lambda *args: None)
+
+    def learner() -> tuple:
+        replay, router = make_router()
+        return router, learner_with(
+            router=router, replay=replay, refill=router.refill, episodes=0, env_steps=0, human_ticks=0,
+            preprocess=SimpleNamespace(normaliser=SimpleNamespace(fields=dict, to_arrays=dict)),
+            trainer=SimpleNamespace(steps_allowed=lambda: None),
+        )  # fmt: skip
+
+    def episode_by(link, name: str) -> bool:
+        zero = np.zeros(3, np.float32)
+        link.begin(Begin(name))
+        link.step(Step(0, {"state": zero}, zero[:1], 0.0, Source.POLICY, 0, 0, 0.0))
+        link.end(End(name, 1, {"state": zero}, True, False, Outcome.SUCCESS))
+        return link.flush(2)
+
+    with contextlib.ExitStack() as stack:
+        old = stack.enter_context(serving(tmp_path))
+        _, its = learner()
+        old.server.start()
+        old.attach(its)
+        actor = stack.enter_context(linked(old, "actor"))
+        assert episode_by(actor, "before")
+        monkeypatch.setattr(type(old._store.journal), "close", lambda self, remove=False: None)  # it writes no goodbye
+        new = stack.enter_context(serving(tmp_path))
+        router, its_successor = learner()
+        new.server.start()
+        new.attach(its_successor)
+        assert (old.term, new.term) == (1, 2)
+        old.server._receiver._fence_at = 0.0  # a second has passed
+        assert not episode_by(actor, "after")
+        with pytest.raises(SerlChunkError, match=r"FencedError: another learner .* has term 2, this one 1"):
+            old.server.check()
+        with pytest.raises(FencedError):
+            its.fence()
+        old._store.append(SessionState("zombie", "z", 1, 0, 0, 0, None), *zombies_record(), delivered=True)
+        with linked(new, "actor") as moved:
+            assert moved.flush(5)
+            assert episode_by(moved, "later")
+        new._intake.drain()
+        assert sorted(e.episode_id for e in router.take().episodes) == ["after", "before", "later"]
+    monkeypatch.undo()
+    store = RecordStore(tmp_path / "journal" / "online", Limits(1 << 20, 64))
+    with contextlib.closing(store):
+        assert "zombie" not in {s.session for s in store.replay()}
+
+
+def zombies_record() -> tuple:
+    record = Begin("e")
+    return Item.of(record, 0), records.encode_record(record, 0)

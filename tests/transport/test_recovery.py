@@ -326,6 +326,24 @@ def test_an_error_of_the_learner_stops_it_visibly(port):
         assert link.flush(0.05) is False
 
 
+def test_an_actor_leaves_an_older_learner_of_its_run(port, inbox):
+    with linked(port, connect=False) as link:
+        for term in (2, 1, 3):
+            with serving(port, on_record=inbox, term=term):
+                if term > 1:
+                    link.connect(10)
+                    eventually(lambda: link.away == 0)
+                    assert link.flush(10)
+                else:
+                    eventually(lambda: "older learner of run run" in link.waiting)
+                    assert link.away > 0
+                    assert inbox.records == []
+            if term == 2:
+                eventually(lambda: link.away > 0)
+                send_episode(link, "e", 3)
+    assert list(inbox.episodes()) == ["e"]
+
+
 @pytest.mark.parametrize(("allowance", "woken"), [(None, [0, 4, 5]), (2, [0, 2, 3, 4, 5]), (9, [0, 4, 5])])
 def test_a_simulators_steps_wait_for_one_another_and_for_no_allowance(monkeypatch, allowance, woken):
     """The network thread hears of the fifth record; but at once of what an allowance ends with: else both wait."""

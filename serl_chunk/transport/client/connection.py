@@ -233,6 +233,7 @@ class Connection(LearnerStatus):
         self._timeout = AdaptiveTimeout(config.timeout_s, out.sender.flow, self._snapshots.flow)
         self._closing, self._tickets = False, TicketClient()
         self._live: _Live | None = None  # None while disconnected
+        self._terms: dict[str, int] = {}  # highest that a learner of each run has said
         self._sockets = ClientSockets(config, address, keys)
         self._thread = threading.Thread(target=self._run, name="serl-chunk-link", daemon=True)
 
@@ -338,8 +339,23 @@ class Connection(LearnerStatus):
         """Newest snapshot of this run that is complete here, -1 for none."""
         return self._snapshots.version if self.run == self._snapshots.origin.run else -1
 
+    def _is_older(self, h: dict[str, Any]) -> bool:
+        """Leave a learner whose run another one has taken over since; False where it is the newest known."""
+        term = codec.count(h, "term")
+        if term < self._terms.get(self.run, 0):
+            self.waiting = (
+                f"an older learner of run {self.run} answers at {self._address} (term {term}, the newest had "
+                f"{self._terms[self.run]}): stop it"
+            )
+            self._disconnect("an older learner answers", retry_in=self._config.heartbeat)
+            return True
+        self._terms[self.run] = term
+        return False
+
     def _on_welcome(self, message: Message) -> None:
         h = message.header
+        if self._is_older(h):
+            return
         welcome = Welcome(codec.field(h, "fields", dict), message.arrays, codec.text(h, "run"))
         self._out.connected(known=codec.field(h, "known", bool), seq=codec.count(h, "next"), arrived=_arrived(h))
         self._snapshots.connected(welcome.origin)
@@ -449,6 +465,8 @@ class Connection(LearnerStatus):
         self._disconnect("refused", retry_in=self._config.heartbeat)
 
     def _on_status(self, h: dict[str, Any]) -> None:
+        if self._is_older(h):
+            return
         self._take_status(h)
         if self.stalled:
             self._out.sender.wait()

@@ -340,6 +340,7 @@ class ControlChannel:
             **self._receiver.allowance_fields(session),
             "finished": self.finished,
             "run": self._run_id,
+            "term": self._handler.term,
             "version": self._snapshots.version,
         }
 

@@ -22,6 +22,7 @@ from serl_chunk_robot.wire.codec import Frame, WireError, buffer_of
 log = logging.getLogger(__name__)
 
 _BOUND = 2**62  # of what is counted: sums of a few stay within 64 bits
+_FENCE_S = 1.0  # between looks whether the run is still this learner's
 _RETRY_S = 1.0  # between looks at a full disk, and at the journal's size
 
 
@@ -40,7 +41,7 @@ class RecordReceiver:
         self._handler = handler
         self.store, self._wait_for_disk = store, sockets.config.durability == "power" and store is not None
         self._later: collections.deque[tuple[Session | None, Callable[[], None]]] = collections.deque()
-        self._retry_at = 0.0
+        self._retry_at = self._fence_at = 0.0
         self.trim_at = math.inf  # when old segments are dropped next; not before the store has been read back
         self._turned_at = time.monotonic()  # when the data thread last had nothing that it waited for
         self._touched: set[Session] = set()  # sent something since the last acknowledgement
@@ -52,6 +53,9 @@ class RecordReceiver:
         if token.nbytes != TOKEN_BYTES:  # before it is copied
             raise WireError("no token")
         self._turned_at = time.monotonic()
+        if self._turned_at >= self._fence_at:  # also where this process stood still meanwhile
+            self._handler.fence()
+            self._fence_at = self._turned_at + _FENCE_S
         self.do_noted()
         with self.sessions.taking(bytes(token)) as session:
             if session is None:

@@ -300,6 +300,8 @@ class ServerHandler:
     its own. An unforeseen exception stops the server, but for one of `fetch`.
     """
 
+    term = 0  # of this learner among those of its run: an actor that has heard of a higher one leaves
+
     def welcome(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Plain values and arrays for a new actor. A SerlChunkError refuses it for now."""
         return {}, {}
@@ -314,6 +316,9 @@ class ServerHandler:
         A `Begin` may follow an episode without an `End`: the actor died in it. DataError refuses the session, and
         so does `LearnerServer.refuse` at any later time.
         """
+
+    def fence(self) -> None:
+        """Raise where another process has the run: then nothing is taken and acknowledged. Called once a second."""
 
     def backlog(self) -> str:
         """Why no record is to be taken now, and so none acknowledged; empty where they are. Called often."""

@@ -196,6 +196,8 @@ class Journal:
         segment_bytes: a segment whose entries reached this size is followed by a new one; whole segments are dropped.
         sync_interval: seconds between fsyncs; 0 makes every `append` wait for one.
         preamble: frames for the first entry of every segment, so that dropping older ones loses no state.
+        fence: raises where another process has taken the folder over; called before a segment is begun. With it the
+            newest segment is replaced by a copy: what a process that was taken for dead still writes to it is nowhere.
 
     Raises ConfigError where another process has it open, JournalError where the folder cannot be written, DataError
     where a segment cannot be read or is of another format.
@@ -203,7 +205,7 @@ class Journal:
 
     def __init__(
         self, folder: Path, *, segment_bytes: int = 64 << 20, sync_interval: float = 1.0,
-        preamble: Callable[[], Sequence[Buffer]] | None = None,
+        preamble: Callable[[], Sequence[Buffer]] | None = None, fence: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
         self.folder = folder
         self.first = self.next = 0  # entries first <= number < next are kept (damaged ones excepted)
@@ -211,7 +213,7 @@ class Journal:
         self.nbytes = 0
         self.sync_error = ""  # why an fsync failed: `synced` stays until what is in doubt was written again
         self.lost = False  # some of that cannot be read any more: `synced` stays until the journal is opened again
-        self._segment_bytes, self._preamble = segment_bytes, preamble
+        self._segment_bytes, self._preamble, self._fence = segment_bytes, preamble, fence
         self.segments: list[tuple[int, int, float]] = []  # (first number, bytes, wall time of its last entry)
         self._newest: SegmentWriter | None = None  # of the newest segment, where this process began it
         self._full: list[SegmentWriter] = []  # of older segments, which are to be synced and closed
@@ -274,6 +276,11 @@ class Journal:
                 self.segments.append((first, stat.st_size, stat.st_mtime))
                 self.nbytes += stat.st_size
         self.first = self.segments[0][0] if self.segments else self.next
+        if self._fence is not None and self.segments:
+            path = self._path(self.segments[-1][0])
+            part = self.folder / f".{path.stem}.part"
+            part.write_bytes(path.read_bytes())
+            part.replace(path)
         for first, _, _ in self.segments[-_MAX_FULL - 2 :]:  # a killed process synced all but these
             fsync_path(self._path(first))
         fsync_path(self.folder)
@@ -341,6 +348,8 @@ class Journal:
         return Place(newest.first, offset, total)
 
     def _begin_segment(self) -> SegmentWriter:
+        if self._fence is not None:
+            self._fence()
         if len(self._full) + (self._newest is not None) > _MAX_FULL:  # the newest is left in any case
             self.sync()
         self._retire_segment()

@@ -13,7 +13,7 @@ import itertools
 import logging
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -113,11 +113,13 @@ class RecordStore:
         max_bytes: older segments are dropped beyond it, whatever `min_steps`; 0 drops what `min_steps` does not need.
         max_age: seconds after which a segment is dropped where `min_steps` permits; None for never.
         writer: version of the program, noted at the head of every segment.
+        fence: raises where another process has taken the folder over; called before a segment is begun.
     """
 
     def __init__(
         self, folder: Path, limits: Limits, *, min_steps: int = 0, max_bytes: int = 0, max_age: float | None = None,
         sync_interval: float = 1.0, segment_bytes: int = 64 << 20, writer: str = "",
+        fence: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         self.states: dict[str, SessionState] = {}  # of each session that sent a record and was not retired
         self._found: list[int] | None = None  # segments of previous processes
@@ -125,7 +127,9 @@ class RecordStore:
         self._limits, self._min_steps, self._max_bytes, self._max_age = limits, min_steps, max_bytes, max_age
         self._writer = writer
         self._steps: collections.Counter[int] = collections.Counter()  # in each segment, named by its first entry
-        self.journal = Journal(folder, segment_bytes=segment_bytes, sync_interval=sync_interval, preamble=self._table)
+        self.journal = Journal(
+            folder, segment_bytes=segment_bytes, sync_interval=sync_interval, preamble=self._table, fence=fence
+        )
         self._demonstrations: set[tuple[str, str]] = set()  # (session, episode)
         self._kept: set[int] = set()  # segments with records of these
         self.unreadable = 0  # entries that are whole and yet no record
