@@ -1,9 +1,14 @@
-"""Checks of `serl-chunk doctor`: ports, this machine's devices, the link's bandwidth, and the actor's spool."""
+"""Checks of `serl-chunk doctor`: ports, devices, the link's bandwidth, the actor's spool, a run's disk."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import statistics
+import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -14,7 +19,7 @@ from serl_chunk.cli.doctor.probe import PortProbe
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import user_error
 from serl_chunk.config.robots import GymConfig
-from serl_chunk.io import format_bytes
+from serl_chunk.io import atomic_write, format_bytes
 from serl_chunk.outcomes.classifier import Classifier
 from serl_chunk.transport.storage import journal
 from serl_chunk.transport.storage.spool import SpoolFolders, largest_episode_bytes
@@ -251,6 +256,40 @@ def check_spool(config: ExperimentConfig, spec: RobotSpec, actor_id: str, root: 
     if free < 2 * episode:  # as Outbox.no_room has it
         return failed(name, said, f"{room}: no episode would begin", **figures)
     return warning(name, said, f"{room}: a long absence of the learner would fill it", fine=free >= size, **figures)
+
+
+SLOW_FSYNC = 0.05  # seconds: a journal syncs once a second
+
+
+def check_run_disk(folder: Path) -> Check:
+    """Check what a learner's run needs of a disk: locks, exclusive files, renaming, and fsync."""
+    name = "run disk"
+    disk = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    locks = "a second learner could use the run at once; a term ends the older one. Choose a disk whose locks hold"
+    try:
+        with tempfile.TemporaryDirectory(dir=disk) as made, contextlib.ExitStack() as stack:
+            path = Path(made) / "file"
+            first, second = (stack.enter_context(path.open("a")) for _ in range(2))
+            fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return failed(name, f"{folder}: locks do not hold here", locks)
+            except BlockingIOError:
+                pass
+            with contextlib.suppress(FileExistsError):
+                path.open("x").close()
+                return failed(name, f"{folder}: a file that exists can be created", "choose another disk")
+            seconds = []
+            for _ in range(5):
+                began = time.perf_counter()
+                atomic_write(path, "x" * 4096, durable=True)
+                seconds.append(time.perf_counter() - began)
+    except OSError as e:
+        return failed(name, f"{folder}: {e.strerror}", "choose a disk that this user may write, with locks and room")
+    slowest = max(seconds)
+    said = f"{folder}: locks hold, a file is replaced and on the disk in {duration(statistics.median(seconds))}"
+    remedy = "transport.durability=power would wait for it; choose a faster disk, or leave that out"
+    return warning(name, said, remedy, fine=slowest < SLOW_FSYNC, run_disk_fsync_s=slowest)
 
 
 LOOK_SHARE = 0.25  # of a tick that a look of the classifier may take

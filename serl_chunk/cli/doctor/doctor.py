@@ -59,6 +59,7 @@ def doctor_flags(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument("--exp_name", help="the experiment; without it, what depends on one is left out")
     add_learner_flags(p, "the learner's host name or address (default: 127.0.0.1)")
+    p.add_argument("--checkpoint_path", metavar="DIR", help="on the learner's machine: its run, whose disk is tried")
     p.add_argument("--json", metavar="FILE", help="also write the checks and their figures there")
     add_experiment_flags(p)
 
@@ -70,18 +71,19 @@ def doctor_command(flags: argparse.Namespace) -> int:
         raise ConfigError("--config changes an experiment: give its --exp_name too")
     quiet_libraries()
     config = load_flags(flags) if flags.exp_name is not None else None
-    return run_doctor(config, where, flags.spool_path, flags.json)
+    return run_doctor(config, where, flags.spool_path, flags.json, flags.checkpoint_path)
 
 
 def run_doctor(
-    config: ExperimentConfig | None, where: LearnerAddress, spool_path: str | None = None, json_file: str | None = None
-) -> int:
+    config: ExperimentConfig | None, where: LearnerAddress, spool_path: str | None = None, json_file: str | None = None,
+    checkpoint_path: str | None = None,
+) -> int:  # fmt: skip
     """Print every check, in about 15 seconds at most; return 1 if one failed. Raises ConfigError: port or file."""
     check_port(where.port)
     if json_file is not None:
         checks.require_free("json", json_file)
     done: list[Check] = []
-    for check in run_checks(config, where, spool_path):
+    for check in run_checks(config, where, spool_path, checkpoint_path):
         print(check, flush=True)
         done.append(check)
     bad, warned, good = (sum(c.status == status for c in done) for status in ("FAIL", "warning", "ok"))
@@ -96,8 +98,9 @@ def run_doctor(
 
 
 def run_checks(
-    config: ExperimentConfig | None, where: LearnerAddress, spool_path: str | None = None
-) -> Iterator[Check]:
+    config: ExperimentConfig | None, where: LearnerAddress, spool_path: str | None = None,
+    checkpoint_path: str | None = None,
+) -> Iterator[Check]:  # fmt: skip
     """Yield the checks as they are done. Raises ConfigError where `actor_id` is not the name of the key."""
     try:
         keys = actor_keys(where.ip, where.keys, insecure=where.insecure)
@@ -120,6 +123,8 @@ def run_checks(
         yield Check("learner", "-", "not checked: its control port cannot be reached")
     else:
         yield from _check_learner(config, spec, where, actor)
+    if checkpoint_path is not None:
+        yield checks.check_run_disk(Path(checkpoint_path).expanduser())
     if config is not None and spec is not None:
         yield checks.check_spool(config, spec, actor, spool_path)
         if config.outcome.classifier:

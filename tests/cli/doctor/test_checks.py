@@ -17,7 +17,15 @@ from robot_world import TICK
 
 from serl_chunk.cli.doctor import checks, operator
 from serl_chunk.cli.doctor import served as doctor
-from serl_chunk.cli.doctor.checks import Bandwidth, Check, check_bandwidth, check_devices, check_snapshots, check_spool
+from serl_chunk.cli.doctor.checks import (
+    Bandwidth,
+    Check,
+    check_bandwidth,
+    check_devices,
+    check_run_disk,
+    check_snapshots,
+    check_spool,
+)
 from serl_chunk.cli.doctor.operator import check_operator
 from serl_chunk.cli.doctor.served import check_served
 from serl_chunk.config.experiment import ExperimentConfig
@@ -88,6 +96,27 @@ def test_the_spools_disk(tmp_path, monkeypatch):
     monkeypatch.setattr("os.access", lambda path, mode: False)
     assert (check(1 << 40).status, "--spool_path" in check(1 << 40).remedy) == ("FAIL", True)
     assert not (tmp_path / "s").exists()
+
+
+def test_the_disk_of_a_run_is_tried(tmp_path, monkeypatch):
+    run = tmp_path / "runs" / "new"
+    assert check_run_disk(run).status == "ok"
+    assert list(tmp_path.iterdir()) == []
+    with monkeypatch.context() as slow:
+        slow.setattr(checks, "SLOW_FSYNC", 0.0)
+        assert (check_run_disk(run).status, "durability" in check_run_disk(run).remedy) == ("warning", True)
+    with monkeypatch.context() as network:
+        network.setattr("fcntl.flock", lambda *args: None)
+        assert (check_run_disk(run).status, "locks do not hold" in check_run_disk(run).said) == ("FAIL", True)
+    monkeypatch.setattr("tempfile.mkdtemp", raising(PermissionError(13, "Permission denied")))
+    assert (check_run_disk(run).status, "Permission denied" in check_run_disk(run).said) == ("FAIL", True)
+
+
+def raising(error: Exception):
+    def fail(*args: Any, **kwargs: Any):
+        raise error
+
+    return fail
 
 
 def real(*cameras: str, check: Any = None) -> ExperimentConfig:
