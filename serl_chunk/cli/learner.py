@@ -28,6 +28,7 @@ from serl_chunk.learner.learner import Learner, Publish, check_replay_memory
 from serl_chunk.learner.memory import check_fits, learner_memory, memory_limit
 from serl_chunk.learner.offline_data import check_data
 from serl_chunk.learner.processes import Follower, Leader, Processes
+from serl_chunk.learner.prometheus import MetricsPage
 from serl_chunk.learner.service import LearnerService
 from serl_chunk.learner.trainers.iterations import tasks_of_groups
 from serl_chunk.logs import log_to_file, status_line
@@ -183,13 +184,14 @@ def follow(config: ExperimentConfig, processes: Processes) -> int:
 
 def run_learner(
     config: ExperimentConfig, options: RunOptions, *, bind: str, port: int, insecure: bool, keys: str | None = None,
-    processes: Processes | None = None,
+    processes: Processes | None = None, metrics_port: str | None = None,
 ) -> int:  # fmt: skip
     """Train until `max_steps` or a signal, then write the last checkpoint and the report.
 
     Args:
         keys: the key folder.
         processes: that it is the first one of.
+        metrics_port: see `MetricsPage`.
     """
     check_port(port)
     spec = prepare(config, options)
@@ -222,6 +224,10 @@ def run_learner(
         stack.callback(learner.metrics.close)
         stack.callback(learner.close)
         service.attach(learner)
+        if metrics_port is not None:
+            page = MetricsPage(metrics_port, service.figures, service.actor_states)
+            stack.callback(page.close)
+            logger.info(f"figures for Prometheus at port {metrics_port}")
         logger.info(f"listening on {bind}:{port} (and the two ports after it); run folder {run.path}")
         started.set()
 

@@ -128,6 +128,8 @@ def training_parser() -> Parser:
     add("process", "this is number I (0 is the first) of the N processes of one learner", "I/N", "l")
     add("bind", "address to listen on (default: this machine only); 0.0.0.0 for all, with keys, made if absent",
         "ADDRESS", "lb", default=LOOPBACK)  # fmt: skip
+    add("metrics_port", "serve its state and its actors' to Prometheus there: PORT of this machine, or ADDRESS:PORT",
+        "PORT", "lb")  # fmt: skip
 
     group = p.add_argument_group("actor")
     add_aliases(group, OF_THE_ACTOR)
@@ -261,7 +263,14 @@ def _run_learning(config: ExperimentConfig, flags: argparse.Namespace) -> int:
 
     port = DEFAULT_PORT if flags.port is None else flags.port
     return run_learner(
-        config, options, bind=flags.bind, port=port, insecure=flags.insecure, keys=flags.keys, processes=processes
+        config,
+        options,
+        bind=flags.bind,
+        port=port,
+        insecure=flags.insecure,
+        keys=flags.keys,
+        processes=processes,
+        metrics_port=flags.metrics_port,
     )
 
 
@@ -346,8 +355,8 @@ def check_flags(parser: argparse.ArgumentParser, flags: argparse.Namespace, conf
         (several and flags.viewer not in (None, "0"), "viewer",
          f"{flags.viewer} is one port, and --actors has {flags.actors} pages. Give 0: each takes a free one."),
         (offline and flags.actor, "online_steps", "0 trains without actors. Remove --actor."),
-        (offline and (flags.bind != LOOPBACK or {"port", "keys", "insecure"} & given), "online_steps",
-         "0 has no network. Remove --bind, --port, --keys and --insecure."),
+        (offline and (flags.bind != LOOPBACK or {"port", "keys", "insecure", "metrics_port"} & given), "online_steps",
+         "0 has no network. Remove --bind, --port, --keys, --insecure and --metrics_port."),
     ):  # fmt: skip
         require(not wrong, name, text)
     return mode

@@ -164,6 +164,7 @@ class RecordRouter:
         # Steps that the trainer waits for, 0 for an episode's end; None while it has work. `awaited` is called then.
         self.missing: int | None = None
         self.awaited: Callable[[], None] = lambda: None
+        self.fence: Callable[[], None] = lambda: None  # raises FencedError where another learner has the run
 
     def resume(self, env_steps: int, position: int, human_steps: int = 0) -> None:
         """Count on from a previous process, whose records `refill` may put back.

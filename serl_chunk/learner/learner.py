@@ -239,7 +239,6 @@ class Learner:
         self._evaluations = Evaluations(evaluate, config.eval_interval if evaluate else 0, check, self._none_evaluated)
         self.idle = False  # whether the last look found no work: steps are waited for
         self.tick: Callable[[], None] = lambda: None  # for what takes long within one piece of work
-        self.fence: Callable[[], None] = lambda: None  # raises FencedError where another learner has the run
         if restored is not None:
             self._resume(restored)
         self.trainer.check_data()
@@ -362,7 +361,7 @@ class Learner:
         return received
 
     def publish(self) -> int:
-        self.fence()
+        self.router.fence()
         params = self._published()
         info = {"step": self.updates, "env_steps": self.env_steps}
         return self._publisher.publish(params, info, normaliser=self.preprocess.digest())
@@ -375,7 +374,7 @@ class Learner:
 
     def checkpoint(self, *, timed: bool = False) -> None:
         """Write a checkpoint in the background: of this step, or `timed`, in the place of the timed one before."""
-        self.fence()
+        self.router.fence()
         policy, received = self._published(), self._count_episodes()
         progress = TrainingProgress(
             env_steps=received.env_steps, human_ticks=self.human_ticks, episodes=self.episodes,
@@ -466,7 +465,7 @@ class Learner:
     @property
     def _fenced(self) -> bool:
         try:
-            self.fence()
+            self.router.fence()
         except FencedError:
             return True
         return False

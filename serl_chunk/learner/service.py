@@ -17,6 +17,7 @@ from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.io import Waiting, format_bytes
 from serl_chunk.learner.intake import Entry, Intake
+from serl_chunk.learner.prometheus import ActorState
 from serl_chunk.learner.schedule import StepShares
 from serl_chunk.runs.amend import AmendRequests
 from serl_chunk.runs.checkpoints import CheckpointStore
@@ -104,7 +105,7 @@ class LearnerService(ServerHandler):
             learner.router, refill=partial(self._refill, learner), refuse=self.server.refuse,
             inserted=self._inserted_all,
         )  # fmt: skip
-        self._learner, learner.fence = learner, self.fence
+        self._learner, learner.router.fence = learner, self.fence
         logger.info(f"actors are admitted, {self._since_open}")
 
     @property
@@ -153,6 +154,21 @@ class LearnerService(ServerHandler):
         if "env_steps" in fields:
             fields["actors"], fields["stalled"] = self._actors(), self.server.stalled
         return fields
+
+    def figures(self) -> dict[str, float]:
+        """Return numbers of the learner by name; any thread."""
+        learner = self._ready()
+        shown = {name: float(value) for name, value in self.status().items() if isinstance(value, int | float)}
+        of_records = {f"transport_{name}": value for name, value in self.server.stats().items()}
+        mine = {"updates": learner.updates, "human_ticks": learner.human_ticks, "refilling": learner.router.refilling}
+        return shown | of_records | mine | {"steps_not_inserted": self._inserting().steps}
+
+    def actor_states(self) -> list[ActorState]:
+        return [
+            ActorState(s.info.actor_id, s.live, s.state.steps, s.connection.heard_at)
+            for s in self.server.sessions()
+            if not s.info.demonstrations
+        ]
 
     def finish(self, reason: str) -> None:
         """Send actors the reason why training is over; give them a while to deliver what is left."""

@@ -8,6 +8,7 @@ import fcntl
 import shutil
 import threading
 import time
+import urllib.request
 from types import SimpleNamespace
 
 import numpy as np
@@ -25,6 +26,7 @@ from serl_chunk.learner.groups.collector import Collector
 from serl_chunk.learner.groups.scheduler import GroupScheduler
 from serl_chunk.learner.groups.starts import Starts
 from serl_chunk.learner.intake import RecordRouter
+from serl_chunk.learner.prometheus import MetricsPage
 from serl_chunk.learner.service import LearnerService
 from serl_chunk.robots.registry import robot_spec
 from serl_chunk.runs.amend import request
@@ -182,6 +184,27 @@ def test_a_restarted_learner_goes_on_within_its_iteration(tmp_path):
     ]  # fmt: skip
 
 
+def test_prometheus_reads_the_learner_and_its_actors(service):
+    router = attach_collector(service)
+    service._learner.status = lambda: {"env_steps": router.env_steps, "version": 5, "success": None, "stalled": ""}
+    port = free_port()
+    with (
+        contextlib.closing(MetricsPage(str(port), service.figures, service.actor_states)),
+        linked(service, "left") as link,
+    ):
+        run_slot(link, Source.POLICY)
+        assert link.flush(10)
+        service._intake.drain()
+        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
+    lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    wanted = {"env_steps": 1, "transport_records": 3, "steps_not_inserted": 0, 'actor_connected{actor="left"}': 1}
+    assert {name: float(lines[f"serl_chunk_{name}"]) for name in wanted} == wanted
+    assert float(lines['serl_chunk_actor_silent_seconds{actor="left"}']) < 30
+    for where in ("0", "x", "1:2:x", "10.255.255.1:9000"):
+        with pytest.raises(ConfigError, match="metrics_port"):
+            MetricsPage(where, dict, list)
+
+
 def test_a_learner_that_runs_applies_an_operators_label(tmp_path, monkeypatch):
     """Through the run folder, whose lock it holds: to its replay at once, and to its journal."""
     monkeypatch.setattr(service_module, "CHECK_PERIOD", 0.0)
@@ -306,7 +329,7 @@ def test_a_learner_that_was_taken_for_dead_takes_nothing_more(tmp_path, monkeypa
         with pytest.raises(SerlChunkError, match=r"FencedError: another learner .* has term 2, this one 1"):
             old.server.check()
         with pytest.raises(FencedError):
-            its.fence()
+            its.router.fence()
         old._store.append(SessionState("zombie", "z", 1, 0, 0, 0, None), *zombies_record(), delivered=True)
         with linked(new, "actor") as moved:
             assert moved.flush(5)
