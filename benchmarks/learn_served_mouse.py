@@ -12,6 +12,7 @@ the journal's segments of human ticks. An intervention that began after the end 
 0.2 s later, has no segment. Near a tick after which the robot did not follow, as on a busy machine, an intervention may
 have none or several: devices count again once they were neutral.
 
+Successes without help of each 40 training episodes are counted beside the clone's, under the same exploration.
 Criteria: 85 % of the held-out starts; each other intervention is one segment; no step is lost or twice in the journal.
 Training takes about 15 minutes on a quiet machine.
 """
@@ -33,13 +34,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from going_online import WINDOW, explored, windows
 from learn_served import HERE, evaluated, record
 from support import learning
-from support.cli_args import write_figures
+from support.cli_args import split, write_figures
 from support.mouse_operator import SPEED, SimulatedOperator
 from support.ports import free_port
 from support.served import ROBOTS, ServedRobotProcess, end_with_parent
 
+from serl_chunk.config.loader import load_experiment
+from serl_chunk.config.overrides import apply_overrides
 from serl_chunk.replay.episode import human_segments
 from serl_chunk.runs.episodes import RunSource
 
@@ -185,6 +189,8 @@ def main() -> None:
     }  # fmt: skip
     print(json.dumps(result, indent=2), flush=True)
     result |= evaluated(run, args.episodes, LEARNS[1:])
+    clone = learning.Trained(apply_overrides(load_experiment("fake_aloha"), [split(text) for text in LEARNS[1:]]), run)
+    result |= {f"successes_of_{WINDOW}_in_training": windows(run), "clone_explored_of_200": explored(clone, 200)}
     counts, steps_ = result["interventions"], result["steps"]
     result["holds"] = bool(
         result["served"]["success_rate"] >= 0.85 and not steps_["lost"] and not steps_["double"]
