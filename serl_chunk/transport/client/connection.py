@@ -347,6 +347,7 @@ class Connection(LearnerStatus):
                 f"an older learner of run {self.run} answers at {self._address} (term {term}, the newest had "
                 f"{self._terms[self.run]}): stop it"
             )
+            log.warning("%s; where the run came out of a backup, restart this actor", self.waiting)
             self._disconnect("an older learner answers", retry_in=self._config.heartbeat)
             return True
         self._terms[self.run] = term

@@ -22,7 +22,7 @@ from serl_chunk_robot.wire.codec import Frame, WireError, buffer_of
 log = logging.getLogger(__name__)
 
 _BOUND = 2**62  # of what is counted: sums of a few stay within 64 bits
-_FENCE_S = 1.0  # between looks whether the run is still this learner's
+FENCE_S = 1.0  # between looks whether the run is still this learner's
 _RETRY_S = 1.0  # between looks at a full disk, and at the journal's size
 
 
@@ -53,15 +53,19 @@ class RecordReceiver:
         if token.nbytes != TOKEN_BYTES:  # before it is copied
             raise WireError("no token")
         self._turned_at = time.monotonic()
-        if self._turned_at >= self._fence_at:  # also where this process stood still meanwhile
-            self._handler.fence()
-            self._fence_at = self._turned_at + _FENCE_S
+        self._look_for_another()
         self.do_noted()
         with self.sessions.taking(bytes(token)) as session:
             if session is None:
                 self._counters["stale"] += 1
             else:
                 self._receive(session, identity, frames)
+
+    def _look_for_another(self) -> None:
+        """Raise where another process has the run; looks where the last look is old, as after this one stood still."""
+        if (now := time.monotonic()) >= self._fence_at:
+            self._handler.fence()
+            self._fence_at = now + FENCE_S
 
     def _receive(self, session: Session, identity: bytes, frames: list[Frame]) -> None:
         self._touched.add(session)
@@ -170,6 +174,7 @@ class RecordReceiver:
             self._stall(f"the learner's disk takes no more: {e}")
             self._retry_at = time.monotonic() + _RETRY_S
             return False
+        self._look_for_another()  # a write may have hung
         if self._wait_for_disk:
             session.unsynced.append((number, item.end))
         return True
@@ -207,6 +212,7 @@ class RecordReceiver:
         if self.store is None:
             return
         if now >= self.trim_at:
+            self._look_for_another()
             self.trim_at = now + _RETRY_S
             self.store.trim()
         if self._wait_for_disk:
@@ -254,21 +260,16 @@ class RecordReceiver:
             session.allowances += 1
             return {"allowance": session.connection.allowance_told, "allowance_number": session.allowances}
 
-    def _reject(self, session: Session, reason: str, steps: int = 0) -> None:
+    def _reject(self, session: Session, reason: str) -> None:
         self._counters["rejected"] += 1
         if not session.refused:
-            s = session.state  # in the journal fewer are delivered than were written down
-            session.state = s._replace(steps=s.steps - steps, steps_offset=s.steps_offset + steps)
             self.refuse(session, reason)
 
-    def refuse_later(self, name: str, reason: str, steps: int) -> None:
-        """Note that a record of the session called `name`, acknowledged before, does not fit the replay; any thread.
-
-        `steps`: the newest ones of its open episode, which are not in the replay.
-        """
+    def refuse_later(self, name: str, reason: str) -> None:
+        """Note that a record of the session called `name`, acknowledged before, does not fit the replay; any thread."""
         session = next((s for s in self.sessions if s.info.session == name), None)
         if session is not None:  # else it is gone, and forgotten
-            self._later.append((session, lambda: self._reject(session, reason, steps)))
+            self._later.append((session, lambda: self._reject(session, reason)))
             self.sockets.wakers["data"].wake()
 
     def refuse(self, session: Session, reason: str) -> None:

@@ -196,8 +196,9 @@ class Journal:
         segment_bytes: a segment whose entries reached this size is followed by a new one; whole segments are dropped.
         sync_interval: seconds between fsyncs; 0 makes every `append` wait for one.
         preamble: frames for the first entry of every segment, so that dropping older ones loses no state.
-        fence: raises where another process has taken the folder over; called before a segment is begun. With it the
-            newest segment is replaced by a copy: what a process that was taken for dead still writes to it is nowhere.
+        fence: raises where another process has taken the folder over; called before a segment is begun.
+        taken_over: the newest segment is replaced by a copy: what its former owner, where that was no lock's business,
+            still writes to it is nowhere.
 
     Raises ConfigError where another process has it open, JournalError where the folder cannot be written, DataError
     where a segment cannot be read or is of another format.
@@ -206,6 +207,7 @@ class Journal:
     def __init__(
         self, folder: Path, *, segment_bytes: int = 64 << 20, sync_interval: float = 1.0,
         preamble: Callable[[], Sequence[Buffer]] | None = None, fence: Callable[[], None] | None = None,
+        taken_over: bool = False,
     ) -> None:  # fmt: skip
         self.folder = folder
         self.first = self.next = 0  # entries first <= number < next are kept (damaged ones excepted)
@@ -226,6 +228,8 @@ class Journal:
                 self._lock = lock_folder(folder)
                 undo.callback(os.close, self._lock)
                 self.losses = self._recover()
+                if taken_over and self.segments:
+                    self._take_over(self._path(self.segments[-1][0]))
                 undo.pop_all()
         except OSError as e:
             raise JournalError(f"{folder} cannot be written: {e.strerror}") from e
@@ -276,16 +280,22 @@ class Journal:
                 self.segments.append((first, stat.st_size, stat.st_mtime))
                 self.nbytes += stat.st_size
         self.first = self.segments[0][0] if self.segments else self.next
-        if self._fence is not None and self.segments:
-            path = self._path(self.segments[-1][0])
-            part = self.folder / f".{path.stem}.part"
-            part.write_bytes(path.read_bytes())
-            part.replace(path)
         for first, _, _ in self.segments[-_MAX_FULL - 2 :]:  # a killed process synced all but these
             fsync_path(self._path(first))
         fsync_path(self.folder)
         self.synced = self.next
         return Losses(damaged, damaged_bytes, torn, tuple(mended), tuple(aside))
+
+    def _take_over(self, path: Path) -> None:
+        part = self.folder / f".{path.stem}.part"
+        try:
+            part.touch(0o600)
+            part.write_bytes(segment.load(path))
+            fsync_path(part)
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+        fsync_path(self.folder)
 
     def _move_aside(self, path: Path) -> Path:
         folder = self.folder.with_name(self.folder.name + DAMAGED)
@@ -348,11 +358,11 @@ class Journal:
         return Place(newest.first, offset, total)
 
     def _begin_segment(self) -> SegmentWriter:
-        if self._fence is not None:
-            self._fence()
         if len(self._full) + (self._newest is not None) > _MAX_FULL:  # the newest is left in any case
             self.sync()
         self._retire_segment()
+        if self._fence is not None:
+            self._fence()  # last: another process may have a segment of this number
         path = self._path(self.next)
         try:
             # A leftover of this number holds no sound entry, or `next` would be behind it.

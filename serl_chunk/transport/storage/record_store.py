@@ -93,6 +93,9 @@ class SessionState(NamedTuple):
         return self._replace(open_episode=known.open_episode if known and whole else None)
 
 
+_NOWHERE = SessionState("", "", 0, 0, 0, 0, None)
+
+
 class Stored(NamedTuple):
     """A record read back."""
 
@@ -113,13 +116,13 @@ class RecordStore:
         max_bytes: older segments are dropped beyond it, whatever `min_steps`; 0 drops what `min_steps` does not need.
         max_age: seconds after which a segment is dropped where `min_steps` permits; None for never.
         writer: version of the program, noted at the head of every segment.
-        fence: raises where another process has taken the folder over; called before a segment is begun.
+        fence, taken_over: see `Journal`.
     """
 
     def __init__(
         self, folder: Path, limits: Limits, *, min_steps: int = 0, max_bytes: int = 0, max_age: float | None = None,
         sync_interval: float = 1.0, segment_bytes: int = 64 << 20, writer: str = "",
-        fence: Callable[[], None] = lambda: None,
+        fence: Callable[[], None] | None = None, taken_over: bool = False,
     ) -> None:  # fmt: skip
         self.states: dict[str, SessionState] = {}  # of each session that sent a record and was not retired
         self._found: list[int] | None = None  # segments of previous processes
@@ -128,8 +131,9 @@ class RecordStore:
         self._writer = writer
         self._steps: collections.Counter[int] = collections.Counter()  # in each segment, named by its first entry
         self.journal = Journal(
-            folder, segment_bytes=segment_bytes, sync_interval=sync_interval, preamble=self._table, fence=fence
-        )
+            folder, segment_bytes=segment_bytes, sync_interval=sync_interval, preamble=self._table, fence=fence,
+            taken_over=taken_over,
+        )  # fmt: skip
         self._demonstrations: set[tuple[str, str]] = set()  # (session, episode)
         self._kept: set[int] = set()  # segments with records of these
         self.unreadable = 0  # entries that are whole and yet no record
@@ -187,6 +191,9 @@ class RecordStore:
                 yield stored
         if self.unreadable > _LOGGED:
             log.error("%d entries of %s are no records", self.unreadable, self.journal.folder)
+        for session, state in begun.items():  # what follows of an open episode is of no use where a part is damaged
+            if state.open_episode is not None and states.get(session, _NOWHERE).open_episode != state.open_episode:
+                self._holed[session].add(state.open_episode)
         for session, state in states.items():
             if self.states.get(session) is begun.get(session):  # nothing more came of it
                 self.states[session] = state
@@ -229,6 +236,11 @@ class RecordStore:
         if isinstance(record, Amend):  # a discarded episode is discarded whatever is missing of it
             delivered = delivered and (record.discard or record.episode_id not in self._holed[session])
         return Stored(entry.number, session, actor_id, first, record, delivered and place.judge(item) is Verdict.NEW)
+
+    @property
+    def holes(self) -> set[tuple[str, str]]:
+        """(session, episode) of what `replay` found damaged."""
+        return {(session, episode) for session, episodes in self._holed.items() for episode in episodes}
 
     def _lose(self, known: SessionState | None) -> None:
         if known is not None and known.open_episode is not None:

@@ -161,7 +161,7 @@ def scan(path: Path) -> Iterator[Found | Damage]:
 
     Raises DataError for a file that is unreadable or of another format.
     """
-    data = _load(path)
+    data = load(path)
     size = len(data)
     if not size:
         return
@@ -252,7 +252,7 @@ def _entry(memory: memoryview, pos: int, salt: int) -> Found | tuple[int, int] |
     return Found(number, pos, end - pos, frames)
 
 
-def _load(path: Path) -> bytes:
+def load(path: Path) -> bytes:
     """Read a file; unreadable sectors become zeros, which no checksum accepts."""
     try:
         return path.read_bytes()

@@ -325,6 +325,7 @@ def test_a_damaged_last_record_is_known_to_a_later_table_and_closes_the_episode(
     with opened(tmp_path) as store:
         assert [s.delivered for s in store.replay()][:6] == [True] * 6
         assert store.states == {"a": a.state._replace(open_episode=None), "b": b.state}
+        assert store.holes == {("a", "f")}
 
 
 def test_retention_keeps_the_steps_a_replay_needs_in_the_newest_segments(tmp_path, a):
