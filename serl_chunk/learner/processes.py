@@ -426,7 +426,7 @@ class Follower(Together):
         """Carry out instructions until process 0 ends the run; first `prepare`, which gives `Devices` its programs."""
         try:
             prepare()
-            while self._instruction(codec.decode(self._up.recv_multipart(copy=False), _LIMITS)):
+            while self._instruction(self._received()):
                 pass
         except BaseException as error:
             self._report(error)
@@ -437,6 +437,12 @@ class Follower(Together):
         finally:
             self._over.set()
         self._watch.join()
+
+    def _received(self) -> codec.Message:
+        """Return the next instruction. Raises what a program that runs here raises while none comes."""
+        while not self._up.poll(int(1e3 * SIGN)):  # process 0 may wait for a result that a device failed to compute
+            jax.block_until_ready([array for array in self._arrays.values() if not array.is_deleted()])
+        return codec.decode(self._up.recv_multipart(copy=False), _LIMITS)
 
     def _report(self, error: BaseException) -> None:
         self._reports.append(repr(error)[:500].encode())

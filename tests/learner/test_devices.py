@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
+import queue
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +27,9 @@ from serl_chunk.agents.compilation import compiled
 from serl_chunk.agents.state import Loss
 from serl_chunk.config.agents.pi0 import PI0_PRESETS
 from serl_chunk.config.presets import configured
+from serl_chunk.learner import processes
 from serl_chunk.learner.devices import Devices, Shards, rows_of_device
-from serl_chunk.learner.processes import Processes, outline, outlined
+from serl_chunk.learner.processes import Follower, Leader, Processes, outline, outlined
 from serl_chunk.models.pi0.tree import leaves
 from serl_chunk.runs.checkpoints import CheckpointStore
 from serl_chunk.types import ConfigError
@@ -122,6 +127,33 @@ def test_one_device_runs_the_program_that_it_runs_without_devices():
     assert {leaf.sharding for leaf in jax.tree.leaves(placed)} == {jax.device_put(0).sharding}
     program = compiled(agent._update, updates=True).lower(state, {}, named(agent, batches)).as_text()
     assert before.lower(state, {}, placed).as_text() == program
+
+
+class LateFailure:
+    """A result whose computation fails after its program was started, as on a GPU that runs out of memory."""
+
+    is_deleted = staticmethod(lambda: False)
+
+    def block_until_ready(self):
+        raise RuntimeError("RESOURCE_EXHAUSTED")
+
+
+def test_a_late_failure_of_a_device_is_reported_while_process_0_waits(monkeypatch, caplog):
+    shared, ended = queue.Queue[Any](), threading.Event()
+    monkeypatch.setattr(processes, "_shared", lambda values: shared.put(values) if values else shared.get(timeout=60))
+    monkeypatch.setattr(processes, "SILENCE", 2.0)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # a CPU's programs are waited for
+    threads = ThreadPoolExecutor(1)
+    leading = threads.submit(Leader, TWO, config(1), lambda status: ended.set())
+    follower = Follower(Processes("127.0.0.1:7000", 1, 2), config(1), lambda status: None)
+    with contextlib.closing(leading.result()) as leader:
+        follower.program(lambda x: LateFailure(), "update")
+        following = threads.submit(follower.follow, lambda: None)
+        leader.program(lambda x: x, "update")(np.zeros(2))
+        assert ended.wait(20)
+    assert "learner process 1/2: RuntimeError('RESOURCE_EXHAUSTED')" in caplog.text
+    with pytest.raises(RuntimeError, match="EXHAUSTED"):
+        following.result(60)
 
 
 @pytest.fixture(scope="module")
