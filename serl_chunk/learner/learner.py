@@ -197,7 +197,7 @@ class Learner:
         )
         key, self.base = jax.random.key(config.seed), agent.source_base
         learned = lambda: [Learned(s, {} if agent.source else agent.new_base(key)) for s in agent.states(key)]  # noqa: E731
-        restored = self.checkpoints.restore_state(*jax.eval_shape(learned))
+        restored = self.checkpoints.restore_state(*jax.eval_shape(learned), place=agent.place)
         if restored is None:  # else trained weights are in the checkpoint, and their file may be gone
             self.state: AgentState = agent.pretrained(self.devices.new_state(agent, key))
             self.base = self.base or agent.new_base(key)

@@ -382,9 +382,10 @@ class CheckpointStore(_Writer):
     def close(self) -> None:
         self.wait()
 
-    def restore_state(self, *templates: Any) -> Restored | None:
+    def restore_state(self, *templates: Any, place: Callable[[Any], Any] = jnp.array) -> Restored | None:
         """Restore the newest checkpoint that verifies, as the first of the templates that has its leaves; None: none.
 
+        `place` takes each array from the host to where it is to lie.
         Damaged checkpoints are moved to `checkpoints_damaged/` once an older one verifies. Raises CheckpointError where
         all are damaged (nothing is moved then), or the one that verifies does not fit this agent.
         """
@@ -399,7 +400,7 @@ class CheckpointStore(_Writer):
                 continue
             self._move_aside(damaged)
             fitting = [t for t in templates if _leaves(t).keys() == leaves.keys()]
-            state = self._assemble([*fitting, *templates][0], leaves, entry.path)
+            state = self._assemble([*fitting, *templates][0], leaves, entry.path, place)
             return Restored(int(entry.step), state, meta, normaliser)
         if not entries:
             return None
@@ -444,7 +445,7 @@ class CheckpointStore(_Writer):
         params |= {name: leaves[path] for name, path in meta["policy"].items()}
         return PolicyCheckpoint(int(entry.step), params, normaliser, meta)
 
-    def _assemble(self, template: Any, leaves: Flat, path: Path) -> Any:
+    def _assemble(self, template: Any, leaves: Flat, path: Path, place: Callable[[Any], Any]) -> Any:
         misfit = f"checkpoint {path.name} in {path.parent} does not fit this agent"
         advice = f"Resume with the configuration of {self.run_dir / 'config.json'}, or choose another run folder"
 
@@ -457,8 +458,7 @@ class CheckpointStore(_Writer):
                 found = "absent" if value is None else f"{value.dtype}{value.shape}"
                 wanted = f"{expected.dtype}{expected.shape}"
                 raise CheckpointError(f"{misfit}: {key} is {found}, expected {wanted}. {advice}")
-            array = jax.numpy.array(value)
-            return jax.random.wrap_key_data(array) if is_key else array
+            return place(jax.random.wrap_key_data(jnp.array(value)) if is_key else value)
 
         state = jax.tree_util.tree_map_with_path(restored, template)
         if leaves:

@@ -121,6 +121,13 @@ def test_no_changed_bit_of_meta_is_believed(run):
             assert CheckpointStore(run).restore_policy(7).meta == written
 
 
+def test_each_array_of_a_state_is_placed_from_the_host(run):
+    """On several devices no device has all of a state."""
+    placed = []
+    CheckpointStore(run).restore_state(jax.eval_shape(lambda: state_of(0)), place=placed.append)
+    assert sorted(type(array).__name__ for array in placed) == ["PRNGKeyArray", "ndarray", "ndarray", "ndarray"]
+
+
 def test_a_killed_learners_half_checkpoint_does_not_stay(run):
     half = run / "checkpoints" / "9.orbax-checkpoint-tmp"
     shutil.copytree(run / "checkpoints" / "7", half)
