@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 JOINING = 300  # seconds in which all processes must have come
 SILENCE = 20.0  # seconds without a sign of life from a process that is then held to be gone
 SIGN = 1.0  # seconds between two of them
-_LIMITS = codec.Limits(1 << 40, 1 << 20)  # the channel's ends are one program
+_LIMITS = codec.Limits(1 << 40, 1 << 20, 1 << 26)  # the channel's ends are one program
 _AHEAD = 4  # instructions that wait for one process; each may hold a batch
 _BY_VALUE, _KEY = -1, -2  # in place of a number
 

@@ -46,6 +46,7 @@ class Limits(NamedTuple):
 
     max_message_bytes: int  # header and arrays together
     max_arrays: int
+    max_header_bytes: int = MAX_HEADER_BYTES
 
 
 class Message(NamedTuple):
@@ -120,8 +121,8 @@ def decode(frames: Sequence[Frame], limits: Limits) -> Message:
         raise WireError(f"a message of {total} bytes; the limit is {limits.max_message_bytes}")
     if len(frames) - 1 > limits.max_arrays:
         raise WireError(f"a message of {len(frames) - 1} arrays; the limit is {limits.max_arrays}")
-    if buffers[0].nbytes > MAX_HEADER_BYTES:
-        raise WireError(f"a header of {buffers[0].nbytes} bytes; the limit is {MAX_HEADER_BYTES}")
+    if buffers[0].nbytes > limits.max_header_bytes:
+        raise WireError(f"a header of {buffers[0].nbytes} bytes; the limit is {limits.max_header_bytes}")
     kind, header, table = _header(buffers[0])
     if len(table) > limits.max_arrays:
         raise WireError(f"a message of {len(table)} arrays; the limit is {limits.max_arrays}")
