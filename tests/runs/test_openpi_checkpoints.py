@@ -16,12 +16,18 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import orbax.checkpoint as ocp
+import pi0_agents
 import pytest
+from agent_tools import critic
 from errors import naming
+from pi0_agents import CONFIG, SMALL, SPEC, shown, started
 
+from serl_chunk.agents.acfql import Acfql
 from serl_chunk.agents.partition import Partition
+from serl_chunk.config.agents.acfql import AcfqlConfig
 from serl_chunk.config.agents.pi0 import PI0_PRESETS, Pi0Config
-from serl_chunk.models.pi0.tree import flat, initial, leaves, nested, trains
+from serl_chunk.models.pi0.pi0 import Pi0
+from serl_chunk.models.pi0.tree import flat, folded, initial, leaves, nested, trains, without_lora
 from serl_chunk.runs.openpi_checkpoints import Checkpoint, export
 from serl_chunk.types import DataError
 
@@ -173,6 +179,89 @@ def test_openpi_restores_an_export(tmp_path, dtype):
     found = json.loads(done.stdout.splitlines()[-1])
     ours = {path: np.asarray(leaf).astype(jnp.dtype(dtype)) for path, leaf in flat(whole).items()}
     assert found == {path: [list(a.shape), hashlib.sha256(a.tobytes()).hexdigest()] for path, a in ours.items()}
+
+
+SAMPLED = """
+import json, sys
+from pathlib import Path
+import jax, jax.numpy as jnp, numpy as np
+sys.path.append(sys.argv[1])
+from record_openpi import import_openpi, resize
+jax.config.update("jax_default_matmul_precision", "highest")
+folder, meta = Path(sys.argv[2]), json.loads(sys.argv[3])
+openpi = import_openpi(folder)
+resize(openpi, meta)
+params = openpi.model.restore_params(folder / "export" / "params", restore_type=np.ndarray, dtype=jnp.float32)
+model = openpi.pi0_config.Pi0Config(**meta["config"]).load(params)
+given = {name: jnp.asarray(array) for name, array in np.load(folder / "given.npz").items()}
+images = {name: given[name] for name in given if name.endswith("_rgb")}
+observation = openpi.model.Observation(
+    images, {name: jnp.ones(len(x), bool) for name, x in images.items()}, given["state"], given["prompt"],
+    given["prompt_mask"])
+np.save(folder / "sampled.npy", model.sample_actions(jax.random.key(0), observation, num_steps=4, noise=given["noise"]))
+"""
+
+
+def distilled(model: Pi0Config) -> tuple[Any, dict[str, np.ndarray]]:
+    """A pi0 after updates that imitate its critic's choice, and observations as both models read them."""
+    common = {name: getattr(CONFIG, name) for name in ("policy", "image_keys", "encoder", "language", "policy_ema")}
+    own = {"critic": critic(), "candidates": 4, "policy_updates": 1, "improve_by": "distil", "lr": 3e-3}
+    agent = Acfql(AcfqlConfig(pi0=model, **own, **common), SPEC)
+    base, state, batch = agent.new_base(jax.random.key(0)), started(agent), shown(agent)
+    for number in range(5):
+        chunks, _ = agent.relabel(state, base, batch, jax.random.key(number))
+        given = batch._replace(actions=batch.actions.at[:, : chunks.shape[1]].set(chunks))
+        state, _ = agent.update_policy(state, base, jax.tree.map(lambda x: x[None], given))
+    seen = {name: np.asarray(value) for name, value in batch.observations.items()}
+    images = {camera: seen[f"images/{name}"] for camera, name in zip(model.cameras, CONFIG.image_keys, strict=False)}
+    seen = {name: seen[name] for name in ("prompt", "prompt_mask")} | {
+        "state": np.pad(seen["state"], [(0, 0), (0, model.action_dim - SPEC.state_dim)]),
+        **{camera: (image / 127.5 - 1).astype(np.float32) for camera, image in images.items()},
+    }
+    noise = np.random.default_rng(1).normal(size=(len(seen["state"]), SPEC.horizon, model.action_dim))
+    return Partition.merge(state.policy["pi0"], base["pi0"]), seen | {"noise": noise.astype(np.float32)}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("SERL_CHUNK_OPENPI" not in os.environ, reason="SERL_CHUNK_OPENPI names no Python with openpi")
+@pytest.mark.parametrize(("trainable", "ranks"), [("expert", {}), ("lora", pi0_agents.lora())])
+@jax.numpy_dtype_promotion("standard")
+@jax.numpy_rank_promotion("allow")
+def test_openpi_samples_what_we_sample(tmp_path, trainable, ranks):
+    """Of what was distilled; LoRA is folded into the weights, as by `--merge_lora`."""
+    model = dataclasses.replace(SMALL, trainable=trainable, **ranks)
+    whole, given = distilled(model)
+    np.savez(tmp_path / "given.npz", **given)
+    exported, written = (without_lora(model), folded(model, whole)[0]) if ranks else (model, whole)
+    export(tmp_path / "export", exported, written, {})
+    gemma = {"depth": model.depth, "num_heads": model.heads, "num_kv_heads": model.kv_heads, "head_dim": model.head_dim}
+    tower = dataclasses.asdict(model.siglip)
+    meta = {
+        "config": {
+            "action_dim": model.action_dim, "action_horizon": SPEC.horizon, "max_token_len": given["prompt"].shape[1],
+            "dtype": "float32", "paligemma_variant": "vlm", "action_expert_variant": "expert",
+        },
+        "gemma": {name: gemma | {"width": of.width, "mlp_dim": of.mlp}
+                  for name, of in (("vlm", model.vlm), ("expert", model.expert))},
+        "siglip": tower | {"mlp_dim": tower.pop("mlp"), "num_heads": tower.pop("heads")},
+        "vocab": model.vocabulary, "image": model.image_size,
+    }  # fmt: skip
+    benchmarks = Path(__file__).parents[2] / "benchmarks"
+    command = [os.environ["SERL_CHUNK_OPENPI"], "-c", SAMPLED, str(benchmarks), str(tmp_path), json.dumps(meta)]
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "JAX"))}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=600)
+    assert done.returncode == 0, done.stderr
+    images = {f"images/{name}": given[name] for name in given if name.endswith("_rgb")}
+    seen = images | {name: given[name] for name in ("state", "prompt", "prompt_mask")}
+
+    @jax.jit
+    def sample(params, noise):
+        return Pi0(model).sample(params, Pi0(model).encode(params, seen), noise[:, None], None, 4)[:, 0]
+
+    ours = np.asarray(sample(whole, given["noise"]))
+    apart = np.abs(np.load(tmp_path / "sampled.npy") - ours).max()
+    print(f"{trainable}: {apart:.1e} of numbers up to {np.abs(ours).max():.2f}")
+    assert apart <= 2e-5
 
 
 def test_parameters_of_another_model_are_not_exported(params, tmp_path):
