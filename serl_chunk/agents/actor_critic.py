@@ -11,6 +11,7 @@ import optax
 from serl_chunk.agents.base import PolicyAgent
 from serl_chunk.agents.critic import ChunkCritic
 from serl_chunk.agents.losses.imitation import of_human
+from serl_chunk.agents.losses.values import aggregate_heads
 from serl_chunk.agents.optimiser import adam, descend
 from serl_chunk.agents.prefix_critic import PrefixCritic
 from serl_chunk.agents.spec import AgentSpec
@@ -144,13 +145,14 @@ class ActorCritic(PolicyAgent):
 
         `alone`: it is the first, and the record has the values of all the same.
         """
-        truncate, critic = self.acting_critic.truncate_flatten, params["critic"]
-        values = self.acting_critic.candidate_values(critic, context.features, truncate(chunks))
+        critic, flat = params["critic"], self.acting_critic.truncate_flatten(chunks)
+        of_heads = self.acting_critic.values(critic, context.features[None], flat)
+        values = aggregate_heads(of_heads, self.acting_critic.config.target_aggregate)
         best = jnp.where(alone, 0, jnp.argmax(values))
         chunk = chunks[best]
         record = {"q": values[best], "values": values}
         if self.config.critic.ensemble > 1:
-            record["q_std"] = jnp.std(self.acting_critic.values(critic, context.features, truncate(chunk)), axis=0)
+            record["q_std"] = jnp.std(of_heads[:, best])
         if self.short_critic is not None:
             record |= self.short_critic.plan(critic, context.features, chunk, alone)
         return chunk, record, best
