@@ -1,6 +1,7 @@
 """What N candidates of one decision cost a pi0 that reads its observation once, compared with N independent samples.
 
     python benchmarks/pi0_best_of_n.py [--width 4] [--depth 3] [--rounds 3] [--full] [--json FILE]
+    taskset -c 0 python benchmarks/pi0_best_of_n.py --critic [--rounds 3] [--json FILE]
 
 The model has the released one's shapes with all widths divided by `--width` and all depths by `--depth`: three cameras
 of 256 tokens, 48 slots of text, chunks of 50 actions, ten steps, float32. *shared* is one call: the prefix, then N
@@ -16,6 +17,12 @@ take turns; figures are medians of the rounds.
 - `--full`: the FLOPs of the released sizes, of the program before it is compiled, within 1.1. Nothing is computed.
 
 Exit status 0 only if both hold for every N.
+
+`--critic` measures `fake_aloha_pi0_rl` with `agent.pi0.trainable=expert` and random numbers in its place. By processor
+time, which is that of one thread on one core: an update of the critic alone (64 windows, kept features, four heads),
+and with that of pi0 (32 windows); decisions of 16 samples of which the critic chooses, and of 16 samples alone, in
+turns. For each rule also the bytes of a snapshot and a checkpoint of `pi0_fold_box`, the released sizes, of which no
+array is made. Exit status 0 only if the critic's update takes at most 40 ms and the choice at most 15 % of the samples.
 """
 
 from __future__ import annotations
@@ -32,9 +39,15 @@ import jax.numpy as jnp
 import numpy as np
 from support.cli_args import make_parser, write_figures
 
+from serl_chunk.agents.registry import make_agent
 from serl_chunk.config.agents.pi0 import PI0_PRESETS, ExpertConfig, Pi0Config, SiglipConfig, VlmConfig
+from serl_chunk.config.loader import load_experiment
+from serl_chunk.config.presets import configured
+from serl_chunk.data.prompts import make_prompts
+from serl_chunk.learner.memory import batch_shapes
 from serl_chunk.models.pi0.pi0 import Pi0
 from serl_chunk.models.pi0.tree import initial, shapes
+from serl_chunk.robots.registry import robot_spec
 from serl_chunk.types import DataError
 
 CANDIDATES = (1, 8, 32)
@@ -42,6 +55,18 @@ CALLS = 2  # of independent samples, made and timed
 PROMPT, HORIZON, STEPS = 48, 50, 10
 WIDTHS, DEPTHS = (1, 2, 4, 8), (1, 3, 9)  # common divisors of the released sizes
 FLOPS_BAR, TIME_BAR, LEAST_SECONDS = 1.1, 1.3, 0.5
+UPDATE_BAR, CHOICE_BAR = 40.0, 1.15  # milliseconds; times as long as samples alone
+CALLS_OF_ROUND = 20
+# Of the released sizes: name -> what differs from the experiment.
+RULES: dict[str, dict[str, str]] = {
+    "none": {"agent.pi0.trainable": "none"},
+    "imitation": {},
+    "distil": {"agent.improve_by": "distil"},
+    "q_gradient": {"agent.improve_by": "q_gradient"},
+    "edit": {"agent.pi0.trainable": "none", "agent.improve_by": "edit", "agent.edit_scale": "0.05"},
+    "rlt": {"agent.pi0.trainable": "none", "agent.improve_by": "rlt", "agent.edit_scale": "0.05"},
+    "dsrl": {"agent.pi0.trainable": "none", "agent.improve_by": "dsrl"},
+}
 
 
 def divided(width: int, depth: int) -> Pi0Config:
@@ -164,6 +189,84 @@ def count_full() -> dict[str, dict[str, float]]:
     return figures
 
 
+def cost_of_critic(rounds: int) -> dict[str, float]:
+    """Return the medians of processor milliseconds of updates and decisions with a critic."""
+    config = configured(load_experiment("fake_aloha_pi0_rl"), [("agent.pi0.trainable", "expert")])
+    config = configured(config, [("agent.edit_scale", "0")])
+    agent: Any = make_agent(config, robot_spec(config.robot))
+    key = jax.random.key(0)
+    base, state = agent.new_base(key), agent.new_state(key)
+
+    prompts = make_prompts(config)
+    assert prompts is not None
+    text = dict(zip(("prompt", "prompt_mask"), prompts(config.robot.task), strict=True))
+
+    def ones(name: str) -> Any:
+        wanted = agent.wants()[name]
+        shapes = batch_shapes(config, agent, wanted.size or config.learner.batch_size, wanted)
+        batch = jax.tree.map(lambda x: np.ones((1, *x.shape), x.dtype), shapes)
+        seen = {k: np.broadcast_to(text[k], (*x.shape[:2], *text[k].shape)) if k in text else x
+                for k, x in batch.observations.items()}  # fmt: skip
+        return batch._replace(observations=seen)
+
+    def sampled(params: Any, observation: Any, key: jax.Array) -> jax.Array:
+        policy, noise = params["policy"], agent.acting_noise(key, observation, explore=True)
+        context = agent.shown(policy, params["critic"], params["base"], observation)
+        return agent.samples(policy, params["base"], context, noise)
+
+    batches = jax.device_put({name: ones(name) for name in agent.wants()})
+    observation = jax.tree.map(lambda x: x[0, 0], ones("policy").observations)
+    states = {"critic": state, "update": agent.copied(state)}
+    updates = {"critic": (agent.update_critic, batches["critic"]), "update": (agent.update, batches)}
+
+    def update(name: str) -> Any:
+        program, given = updates[name]
+        states[name], metrics = program(states[name], base, given)
+        return metrics
+
+    params = agent.copied(agent.published(states["update"], base)) | {"base": base}
+    alone = jax.jit(sampled)
+    calls: dict[str, Callable[[], Any]] = {
+        "critic": lambda: update("critic"),
+        "update": lambda: update("update"),
+        "samples": lambda: alone(params, observation, key),
+        "best": lambda: agent.sample(params, observation, key, explore=True),
+    }
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for number in range(1 + rounds):
+        for name, call in calls.items():
+            found = [seconds(call)[1] for _ in range(CALLS_OF_ROUND if number else 1)]  # the first one compiles
+            times[name] += [1e3 * statistics.median(found)] if number else []
+    choice = [best / samples for best, samples in zip(times["best"], times["samples"], strict=True)]
+    return {f"{name}_ms": statistics.median(of) for name, of in times.items()} | {"choice": statistics.median(choice)}
+
+
+def bytes_of_rules() -> dict[str, dict[str, float]]:
+    """Return the megabytes of a snapshot and a checkpoint of each rule at the released sizes."""
+    figures = {}
+    for name, changes in RULES.items():
+        language = {"agent.language.tokenizer": "bytes", "agent.language.model": ""}  # no file of pieces is needed
+        config = configured(load_experiment("pi0_fold_box"), list((language | changes).items()))
+        agent: Any = make_agent(config, robot_spec(config.robot))
+        state, base = jax.eval_shape(lambda key, a=agent: (a.init(key), a.with_base.random(key)), jax.random.key(0))
+        sent = jax.tree.leaves(jax.eval_shape(agent.published, state, base))  # as bfloat16
+        figures[name] = {
+            "snapshot_mb": sum(x.size * min(2, x.dtype.itemsize) for x in sent) / 1e6,
+            "checkpoint_mb": sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state.replace(rng=()))) / 1e6,
+        }
+    return figures
+
+
+def report_critic(figures: dict[str, float], sizes: dict[str, dict[str, float]]) -> bool:
+    """Print both tables; whether both bars hold."""
+    for name in ("critic", "update", "samples", "best"):
+        print(f"{name:10} {figures[f'{name}_ms']:8.1f} ms of processor time")
+    print(f"best of 16 over 16 samples: {figures['choice']:.3f}")
+    for name, f in sizes.items():
+        print(f"{name:10} {f['snapshot_mb']:10,.1f} MB a snapshot {f['checkpoint_mb']:10,.1f} MB a checkpoint")
+    return figures["critic_ms"] <= UPDATE_BAR and figures["choice"] <= CHOICE_BAR
+
+
 def report(figures: dict[str, dict[str, float]]) -> bool:
     """Print the table; whether both bars hold."""
     good = True
@@ -193,7 +296,12 @@ def main() -> int:
     parser.add_argument("--depth", type=int, default=3, help="divides all depths")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--full", action="store_true", help="also count the FLOPs of the released sizes")
+    parser.add_argument("--critic", action="store_true", help="measure what a critic adds instead")
     args = parser.parse_args()
+    if args.critic:
+        critic, sizes = cost_of_critic(args.rounds), bytes_of_rules()
+        write_figures(args, {"critic": critic, "rules": sizes})
+        return 0 if report_critic(critic, sizes) else 1
     config = divided(args.width, args.depth)
     figures = measure(config, args.rounds)
     good, out = report(figures), {"divided": figures}

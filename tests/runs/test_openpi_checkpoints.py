@@ -211,7 +211,8 @@ def distilled(model: Pi0Config) -> tuple[Any, dict[str, np.ndarray]]:
     for number in range(5):
         chunks, _ = agent.relabel(state, base, batch, jax.random.key(number))
         given = batch._replace(actions=batch.actions.at[:, : chunks.shape[1]].set(chunks))
-        state, _ = agent.update_policy(state, base, jax.tree.map(lambda x: x[None], given))
+        state, metrics = agent.update_policy(state, base, jax.tree.map(lambda x: x[None], given))
+        assert metrics["actor/bc_loss"] > 0
     seen = {name: np.asarray(value) for name, value in batch.observations.items()}
     images = {camera: seen[f"images/{name}"] for camera, name in zip(model.cameras, CONFIG.image_keys, strict=False)}
     seen = {name: seen[name] for name in ("prompt", "prompt_mask")} | {
