@@ -22,7 +22,6 @@ import jax.numpy as jnp
 
 from serl_chunk.agents.actor_critic import ActorCritic
 from serl_chunk.agents.compilation import Compile, Place, compiled
-from serl_chunk.agents.losses.imitation import imitated, imitated_numbers
 from serl_chunk.agents.losses.improvement import q_gradient_loss
 from serl_chunk.agents.policies.base import observation_key
 from serl_chunk.agents.policies.choice import policy_of
@@ -197,16 +196,13 @@ class Acfql(FlowActor):
         self, policy: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise, *, bc_only: bool
     ) -> Loss:
         """Imitation of what `bc_on` names; with `q_gradient` also the critic's value of the best of some samples."""
-        shown, acting = imitated(batch), self.choosing_params(state)
-        context, net = self.net.context(policy, base, shown.observations, acting), self.net.network(policy, base)
-        weight, given = imitated_numbers(shown.bc_weight, shown.bc_dims), self.net.given(shown, draws)
-        imitation = self.net.loss(net, context, shown.actions, weight, given, draws)
-        metrics = {"actor/bc_loss": imitation, "actor/bc_share": mean_of(batch.bc_weight)}
+        acting = self.choosing_params(state)
+        imitation, context = self.imitation(policy, acting, base, batch, draws)
         if bc_only or self.config.improve_by != "q_gradient":
-            return Loss((imitation,), metrics)
-        if shown is not batch:
+            return imitation
+        if batch.bc_state_shift is not None:  # which imitation alone sees
             context = self.net.context(policy, base, batch.observations, acting)
         seen = self.net.described(context, base, batch.observations)
         values = self.climbed_values(state, base, seen, self.samples(policy, base, context, draws["samples"]))
-        loss = q_gradient_loss(values, imitation, self.config.bc_weight)
-        return Loss(loss.terms, metrics | loss.metrics)
+        loss = q_gradient_loss(values, imitation.terms[0], self.config.bc_weight)
+        return Loss(loss.terms, imitation.metrics | loss.metrics)

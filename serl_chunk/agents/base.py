@@ -14,6 +14,7 @@ import optax
 from flax.traverse_util import flatten_dict
 
 from serl_chunk.agents.compilation import Compile, Place, compiled
+from serl_chunk.agents.losses.imitation import imitated, imitated_numbers
 from serl_chunk.agents.optimiser import adam, descend, gradient
 from serl_chunk.agents.perception import Perception
 from serl_chunk.agents.policies.base import ChunkPolicy, HasBase
@@ -23,6 +24,7 @@ from serl_chunk.agents.state import (
     AgentState,
     Alone,
     Committed,
+    Context,
     Loss,
     Metrics,
     Noise,
@@ -35,6 +37,7 @@ from serl_chunk.agents.state import (
 )
 from serl_chunk.agents.vision import ObservationEmbedder, digest_of
 from serl_chunk.config.agents.base import AgentConfig
+from serl_chunk.models.sums import mean_of
 from serl_chunk.types import Array, ChunkBatch, ConfigError
 
 Given = tuple[Array, Array]  # committed actions float32[..., L, A] of L >= H steps, and their mask float32[..., L]
@@ -481,3 +484,13 @@ class PolicyAgent(Agent):
 
     def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
         return self.net.draws(key, len(batch.actions))
+
+    def imitation(
+        self, policy: Params, critic: Params, base: Params, batch: ChunkBatch, draws: Noise
+    ) -> tuple[Loss, Context]:
+        """The policy's own loss over the steps that `bc_weight` marks, and what the policy read of the batch."""
+        shown = imitated(batch)
+        context, net = self.net.context(policy, base, shown.observations, critic), self.net.network(policy, base)
+        weight, given = imitated_numbers(shown.bc_weight, shown.bc_dims), self.net.given(shown, draws)
+        loss = self.net.loss(net, context, shown.actions, weight, given, draws)
+        return Loss((loss,), {"actor/bc_loss": loss, "actor/bc_share": mean_of(batch.bc_weight)}), context

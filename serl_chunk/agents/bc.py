@@ -5,23 +5,10 @@ from __future__ import annotations
 import jax
 
 from serl_chunk.agents.base import PolicyAgent
-from serl_chunk.agents.losses.imitation import imitated, imitated_numbers
 from serl_chunk.agents.policies.choice import policy_of
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import (
-    Acted,
-    AgentState,
-    Alone,
-    Committed,
-    Context,
-    Loss,
-    Noise,
-    Observation,
-    Params,
-    key_of,
-)
+from serl_chunk.agents.state import Acted, AgentState, Alone, Committed, Loss, Noise, Observation, Params, key_of
 from serl_chunk.config.agents.bc import BcConfig
-from serl_chunk.models.sums import mean_of
 from serl_chunk.types import ChunkBatch
 
 
@@ -38,25 +25,18 @@ class Bc(PolicyAgent):
     def init(self, rng: jax.Array) -> AgentState:
         return self.fresh_state(key_of(rng, "state"), self.net.init(key_of(rng, "policy")))
 
-    def shown(self, policy: Params, base: Params, observation: Observation) -> tuple[Params, Context]:
-        """The network's parameters, and an observation as it sees it."""
-        return self.net.network(policy, base), self.net.context(policy, base, observation)
-
     def policy_loss(
         self, policy: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise, *, bc_only: bool
     ) -> Loss:
-        """Flow matching, or -log pi per dimension, over the steps that `bc_weight` marks."""
-        shown = imitated(batch)
-        net, context = self.shown(policy, base, shown.observations)
-        weight, given = imitated_numbers(shown.bc_weight, shown.bc_dims), self.net.given(shown, draws)
-        loss = self.net.loss(net, context, shown.actions, weight, given, draws)
-        return Loss((loss,), {"actor/bc_loss": loss, "actor/bc_share": mean_of(batch.bc_weight)})
+        """Flow matching, or -log pi per dimension."""
+        return self.imitation(policy, {}, base, batch, draws)[0]
 
     def acting_noise(self, key: jax.Array, observation: Observation, *, explore: bool, alone: Alone = False) -> Noise:
         return self.net.candidate_noise(key, observation, 1, explore=explore)
 
     def act(self, params: Params, base: Params, observation: Observation, noise: Noise, committed: Committed) -> Acted:
-        net, context = self.shown(params["policy"], base, observation)
+        policy = params["policy"]
+        net, context = self.net.network(policy, base), self.net.context(policy, base, observation)
         return self.finished(self.net.sample(net, context, noise, committed), committed)[0], {}
 
     def policy_params(self, state: AgentState, *, pretrained: bool = False) -> Params:

@@ -159,7 +159,7 @@ def test_the_published_loss_is_the_mean_over_all_numbers_and_steps_of_a_window(p
 
     @jax.jit
     def predicted(policy, x, t):
-        whole, context = published.shown(policy, {}, batch.observations)
+        whole, context = published.net.network(policy, {}), published.net.context(policy, {}, batch.observations)
         return published.net.model.velocity(whole, context.cache, x[:, None], t[:, None])[:, 0]
 
     actions, t = jnp.pad(batch.actions, ((0, 0), (0, 0), (0, 4))), 1 - draws["t"]
@@ -178,7 +178,7 @@ def test_no_token_attends_to_what_is_computed_in_addition(published, ours, state
 
         @jax.jit
         def sampled(policy, agent=agent, given=given):
-            whole, context = agent.shown(policy, {}, given)
+            whole, context = agent.net.network(policy, {}), agent.net.context(policy, {}, given)
             return agent.net.sample(whole, context, noise), context.cache.mask
 
         chunk, mask = sampled(state.policy)

@@ -88,7 +88,7 @@ class GroupAgent(Bc):
     def act(self, params: Params, base: Params, observation: Observation, noise: Noise, committed: Committed) -> Acted:
         if not isinstance(noise, Mapping):  # of the mean
             return super().act(params, base, observation, noise, committed)
-        net, context = self.shown(params["policy"], base, observation)
+        net, context = self._shown(params["policy"], base, observation)
         record = self.net.record(net, context, noise)
         if self.scores:
             record["log_prob"] = self.net.log_prob(net, context, record)

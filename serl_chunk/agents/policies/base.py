@@ -80,9 +80,7 @@ class ChunkPolicy(Protocol):
     ) -> Sum:
         """Imitation of chunks float32[B, H, A] under `weight` float32[B, H] or [B, H, A]."""
 
-    def sample(
-        self, params: Params, context: Context, noise: Any, committed: Committed | None = None, steps: int = 0
-    ) -> jax.Array:
+    def sample(self, params: Params, context: Context, noise: Noise, committed: Committed | None = None) -> jax.Array:
         """Chunks float32[..., N, H, A] before any clip, from noise [..., N, *noise_shape]."""
 
     def candidate_noise(

@@ -96,9 +96,7 @@ class FlowPolicy(ChunkNetwork, SampledFlow):
         error = (self.velocity(params, context, x, draws["t"], given) - velocity) ** 2
         return imitation_sum(error.reshape(chunks.shape), weight)
 
-    def sample(
-        self, params: Params, context: Context, noise: jax.Array, committed: Committed | None = None, steps: int = 0
-    ) -> jax.Array:
+    def sample(self, params: Params, context: Context, noise: Noise, committed: Committed | None = None) -> jax.Array:
         lead = context.features.shape[:-1]
         given, fixed = jnp.zeros((*lead, self.spec.horizon)), None
         if committed is not None:
@@ -110,8 +108,8 @@ class FlowPolicy(ChunkNetwork, SampledFlow):
         def net(x: jax.Array, t: jax.Array) -> jax.Array:
             return self._net(params, one, x, t, given[..., None, :], repeated=True)
 
-        spread, steps = None if self.published else self.flow.spread, steps or self.flow.steps
-        return self.chunks(integrate(net, noise, steps, fixed, clean=self.sees_given, spread=spread))
+        spread = None if self.published else self.flow.spread
+        return self.chunks(integrate(net, noise, self.steps, fixed, clean=self.sees_given, spread=spread))
 
     def candidate_noise(
         self, key: jax.Array, observation: Observation, count: int, *, explore: bool, alone: jax.Array | bool = False

@@ -50,9 +50,7 @@ class GaussianPolicy(Head):
     def imitation(self, dist: TanhNormal, chunks: jax.Array, weight: jax.Array) -> Sum:
         return imitation_sum(-self.chunks(dist.log_prob(chunks.reshape(chunks.shape[0], -1))), weight)
 
-    def sample(
-        self, params: Params, context: Context, noise: jax.Array, committed: Committed | None = None, steps: int = 0
-    ) -> jax.Array:
+    def sample(self, params: Params, context: Context, noise: Noise, committed: Committed | None = None) -> jax.Array:
         """Chunks float32[..., N, H, A] from noise float32[..., N, H*A]; nothing of them follows `committed`."""
         return self.sample_and_log_prob(params, context, noise)[0]
 

@@ -54,9 +54,7 @@ class LaplacePolicy(Head):
         fit = -laplace_log_prob(jax.lax.stop_gradient(error), self._log_scale(params, context))
         return imitation_sum(self.chunks(error + fit), weight)
 
-    def sample(
-        self, params: Params, context: Context, noise: jax.Array, committed: Committed | None = None, steps: int = 0
-    ) -> jax.Array:
+    def sample(self, params: Params, context: Context, noise: Noise, committed: Committed | None = None) -> jax.Array:
         """Chunks float32[..., N, H, A] before any clip; `noise` float32[..., N, H*A] is of scale 1."""
         mean, log_scale = (of(params, context)[..., None, :] for of in (self._mean, self._log_scale))
         return self.chunks(mean + jnp.exp(log_scale) * noise)

@@ -183,15 +183,12 @@ class Pi0Policy(SampledFlow):
             noise, t = noise[:, None], t[:, None]
         return self.model.flow_loss(params, context.cache, chunks, weight, given if self.sees_given else None, noise, t)
 
-    def sample(
-        self, params: Params, context: Context, noise: jax.Array, committed: Committed | None = None, steps: int = 0
-    ) -> jax.Array:
+    def sample(self, params: Params, context: Context, noise: Noise, committed: Committed | None = None) -> jax.Array:
         fixed, missing = None, self.config.action_dim - self.spec.action_dim
         if committed is not None:
             actions = committed.actions
             fixed = jnp.pad(actions, [*[(0, 0)] * (actions.ndim - 1), (0, missing)]), committed.mask
-        steps = steps or self.config.steps
-        chunks = self.model.sample(params, context.cache, noise, fixed, steps, clean=self.sees_given)
+        chunks = self.model.sample(params, context.cache, noise, fixed, self.steps, clean=self.sees_given)
         return chunks[..., : self.spec.action_dim]
 
     def candidate_noise(
