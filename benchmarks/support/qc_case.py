@@ -17,7 +17,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from serl_chunk.agents.base import Agent
-from serl_chunk.agents.losses.values import chunk_return
+from serl_chunk.agents.losses import chunk_return
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.agents.state import AgentState, Noise
 from serl_chunk.config.agents.published_qc import PublishedQcConfig

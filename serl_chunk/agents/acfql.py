@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 from serl_chunk.agents.actor_critic import ActorCritic
 from serl_chunk.agents.compilation import Compile, Place, compiled
-from serl_chunk.agents.losses.improvement import q_gradient_loss
+from serl_chunk.agents.losses import q_gradient_loss
 from serl_chunk.agents.policies.base import observation_key
 from serl_chunk.agents.policies.choice import policy_of
 from serl_chunk.agents.spec import AgentSpec, BatchSpec

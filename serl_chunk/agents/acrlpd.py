@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from serl_chunk.agents.actor_critic import ActorCritic
-from serl_chunk.agents.losses.imitation import imitated, imitated_numbers
-from serl_chunk.agents.losses.improvement import soft_actor_loss
+from serl_chunk.agents.losses import imitated, imitated_numbers, soft_actor_loss
 from serl_chunk.agents.policies.gaussian import GaussianPolicy
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import Acted, AgentState, Alone, Committed, Loss, Noise, Observation, Params, key_of

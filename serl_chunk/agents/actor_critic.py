@@ -10,8 +10,7 @@ import optax
 
 from serl_chunk.agents.base import PolicyAgent
 from serl_chunk.agents.critic import ChunkCritic
-from serl_chunk.agents.losses.imitation import of_human
-from serl_chunk.agents.losses.values import aggregate_heads
+from serl_chunk.agents.losses import aggregate_heads, of_human
 from serl_chunk.agents.optimiser import adam, descend
 from serl_chunk.agents.prefix_critic import PrefixCritic
 from serl_chunk.agents.spec import AgentSpec

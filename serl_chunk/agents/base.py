@@ -14,7 +14,7 @@ import optax
 from flax.traverse_util import flatten_dict
 
 from serl_chunk.agents.compilation import Compile, Place, compiled
-from serl_chunk.agents.losses.imitation import imitated, imitated_numbers
+from serl_chunk.agents.losses import imitated, imitated_numbers
 from serl_chunk.agents.optimiser import adam, descend, gradient
 from serl_chunk.agents.perception import Perception
 from serl_chunk.agents.policies.base import ChunkPolicy, HasBase

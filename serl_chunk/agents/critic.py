@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from serl_chunk.agents.losses.values import aggregate_heads, bootstrap_target, expectile_weight
+from serl_chunk.agents.losses import aggregate_heads, bootstrap_target, expectile_weight
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import Params, key_of
 from serl_chunk.config.agents.base import ActorCriticConfig

@@ -22,8 +22,7 @@ from serl_chunk.agents.grasp_critic import (
     reachable_actions,
     select_action,
 )
-from serl_chunk.agents.losses.imitation import imitated_numbers
-from serl_chunk.agents.losses.values import chunk_return
+from serl_chunk.agents.losses import chunk_return, imitated_numbers
 from serl_chunk.agents.optimiser import adam, descend
 from serl_chunk.agents.spec import GRIPPER, AgentSpec
 from serl_chunk.agents.state import (

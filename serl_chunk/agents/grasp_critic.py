@@ -15,8 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from serl_chunk.agents.losses.imitation import imitation_sum
-from serl_chunk.agents.losses.values import bootstrap_target
+from serl_chunk.agents.losses import bootstrap_target, imitation_sum
 from serl_chunk.agents.state import Observation, Params, key_of
 from serl_chunk.config.agents.base import ActorCriticConfig, AgentConfig
 from serl_chunk.config.agents.critic import CriticConfig

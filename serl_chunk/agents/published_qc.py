@@ -36,7 +36,7 @@ import optax
 from serl_chunk.agents.acfql import FlowActor
 from serl_chunk.agents.acrlpd import GaussianActor
 from serl_chunk.agents.actor_critic import ActorCritic
-from serl_chunk.agents.losses.improvement import soft_actor_loss
+from serl_chunk.agents.losses import soft_actor_loss
 from serl_chunk.agents.perception import Perception
 from serl_chunk.agents.policies.base import ChunkNetwork
 from serl_chunk.agents.policies.flow import FlowPolicy

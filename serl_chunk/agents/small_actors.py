@@ -27,8 +27,7 @@ import jax.numpy as jnp
 from serl_chunk.agents.acfql import Acfql
 from serl_chunk.agents.base import PolicyAgent
 from serl_chunk.agents.critic import ChunkCritic
-from serl_chunk.agents.losses.imitation import of_human
-from serl_chunk.agents.losses.improvement import rlt_loss, soft_actor_loss
+from serl_chunk.agents.losses import of_human, rlt_loss, soft_actor_loss
 from serl_chunk.agents.policies.base import observation_key
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import AgentState, Alone, Committed, Context, Loss, Noise, Observation, Params, key_of

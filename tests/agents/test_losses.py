@@ -9,8 +9,7 @@ import pytest
 from agent_tools import UNIT
 
 from serl_chunk.agents.critic import ChunkCritic
-from serl_chunk.agents.losses.imitation import imitated_numbers, imitation_sum
-from serl_chunk.agents.losses.values import aggregate_heads, bootstrap_target, chunk_return
+from serl_chunk.agents.losses import aggregate_heads, bootstrap_target, chunk_return, imitated_numbers, imitation_sum
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.config.agents.acfql import AcfqlConfig
 from serl_chunk.config.agents.critic import CriticConfig

@@ -1,1 +1,1 @@
-"""Training in iterations on groups of episodes: advantages, rows, and the agent."""
+"""Training in iterations on groups of episodes: advantages, losses, rows, and the agent."""

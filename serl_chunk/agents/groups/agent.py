@@ -17,8 +17,8 @@ import optax
 from serl_chunk.agents.bc import Bc
 from serl_chunk.agents.compilation import Compile, Place, compiled
 from serl_chunk.agents.groups.advantages import BASELINES, decision_weights, leave_one_out
+from serl_chunk.agents.groups.losses import compute_flow_ipo_weights, flow_ipo_loss, ppo_loss
 from serl_chunk.agents.groups.rows import Episodes, GroupRows, taken
-from serl_chunk.agents.losses.groups import compute_flow_ipo_weights, flow_ipo_loss, ppo_loss
 from serl_chunk.agents.optimiser import adam, descend
 from serl_chunk.agents.policies.sampled_flow import SampledFlow
 from serl_chunk.agents.spec import AgentSpec

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from serl_chunk.agents.losses.imitation import imitation_sum
+from serl_chunk.agents.losses import imitation_sum
 from serl_chunk.agents.perception import Perception
 from serl_chunk.agents.policies.base import ChunkNetwork, Record, observation_key
 from serl_chunk.agents.policies.sampled_flow import SampledFlow

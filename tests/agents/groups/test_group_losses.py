@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serl_chunk.agents.groups.advantages import FirstValue, RunningMean, decision_weights, leave_one_out
+from serl_chunk.agents.groups.losses import compute_flow_ipo_weights, flow_ipo_loss, ppo_loss
 from serl_chunk.agents.groups.rows import Episodes, minibatches, uncredited
-from serl_chunk.agents.losses.groups import compute_flow_ipo_weights, flow_ipo_loss, ppo_loss
 
 outcomes = st.lists(
     st.lists(st.tuples(st.floats(0, 1), st.integers(1, 9)), min_size=2, max_size=8), min_size=1, max_size=5

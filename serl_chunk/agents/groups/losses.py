@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from serl_chunk.agents.groups.rows import Episodes
-from serl_chunk.agents.losses.imitation import imitation_sum
+from serl_chunk.agents.losses import imitation_sum
 from serl_chunk.agents.state import Loss
 from serl_chunk.models.sums import Sum
 
