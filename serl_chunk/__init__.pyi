@@ -8,7 +8,6 @@ from serl_chunk.actor.service import ActorService as ActorService
 from serl_chunk.agents.base import Agent as Agent
 from serl_chunk.agents.registry import make_agent as make_agent, register_agent as register_agent
 from serl_chunk.agents.spec import BatchSpec as BatchSpec
-from serl_chunk.agents.state import Loss as Loss
 from serl_chunk.config.agents.acfql import AcfqlConfig as AcfqlConfig
 from serl_chunk.config.agents.acrlpd import AcrlpdConfig as AcrlpdConfig
 from serl_chunk.config.agents.base import AgentConfig as AgentConfig
@@ -47,7 +46,7 @@ from serl_chunk.data.preprocess import fit_preprocess as fit_preprocess
 from serl_chunk.evaluation.rollouts import evaluate as evaluate
 from serl_chunk.devices.registry import make_intervention as make_intervention
 from serl_chunk.learner.trainers.base import Trainer as Trainer
-from serl_chunk.models.sums import Sum as Sum
+from serl_chunk.models.sums import Loss as Loss, Sum as Sum
 from serl_chunk.replay.replay import Replay as Replay
 from serl_chunk.robots.base import InterventionSource as InterventionSource
 from serl_chunk.robots.base import RobotEnv as RobotEnv

@@ -26,21 +26,9 @@ from serl_chunk.agents.losses import q_gradient_loss
 from serl_chunk.agents.policies.base import observation_key
 from serl_chunk.agents.policies.choice import policy_of
 from serl_chunk.agents.spec import AgentSpec, BatchSpec
-from serl_chunk.agents.state import (
-    Acted,
-    AgentState,
-    Alone,
-    Committed,
-    Context,
-    Loss,
-    Metrics,
-    Noise,
-    Observation,
-    Params,
-    key_of,
-)
+from serl_chunk.agents.state import Acted, AgentState, Alone, Committed, Context, Noise, Observation, Params, key_of
 from serl_chunk.config.agents.acfql import AcfqlConfig
-from serl_chunk.models.sums import mean_of
+from serl_chunk.models.sums import Loss, Metrics, mean_of
 from serl_chunk.types import STATE, ChunkBatch
 
 

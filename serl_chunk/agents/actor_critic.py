@@ -14,21 +14,10 @@ from serl_chunk.agents.losses import aggregate_heads, of_human
 from serl_chunk.agents.optimiser import adam, descend
 from serl_chunk.agents.prefix_critic import PrefixCritic
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import (
-    AgentState,
-    Alone,
-    Context,
-    Loss,
-    Metrics,
-    Noise,
-    Observation,
-    Params,
-    Updated,
-    key_of,
-)
+from serl_chunk.agents.state import AgentState, Alone, Context, Noise, Observation, Params, Updated, key_of
 from serl_chunk.config.agents.acfql import DecoupledConfig
 from serl_chunk.config.agents.base import ActorCriticConfig
-from serl_chunk.models.sums import Sum, mean_of
+from serl_chunk.models.sums import Loss, Metrics, Sum, mean_of
 from serl_chunk.types import CRITIC_CHOOSES, ChunkBatch
 
 

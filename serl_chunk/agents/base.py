@@ -25,8 +25,6 @@ from serl_chunk.agents.state import (
     Alone,
     Committed,
     Context,
-    Loss,
-    Metrics,
     Noise,
     Observation,
     Params,
@@ -37,7 +35,7 @@ from serl_chunk.agents.state import (
 )
 from serl_chunk.agents.vision import ObservationEmbedder, digest_of
 from serl_chunk.config.agents.base import AgentConfig
-from serl_chunk.models.sums import mean_of
+from serl_chunk.models.sums import Loss, Metrics, mean_of
 from serl_chunk.types import Array, ChunkBatch, ConfigError
 
 Given = tuple[Array, Array]  # committed actions float32[..., L, A] of L >= H steps, and their mask float32[..., L]

@@ -7,8 +7,9 @@ import jax
 from serl_chunk.agents.base import PolicyAgent
 from serl_chunk.agents.policies.choice import policy_of
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import Acted, AgentState, Alone, Committed, Loss, Noise, Observation, Params, key_of
+from serl_chunk.agents.state import Acted, AgentState, Alone, Committed, Noise, Observation, Params, key_of
 from serl_chunk.config.agents.bc import BcConfig
+from serl_chunk.models.sums import Loss
 from serl_chunk.types import ChunkBatch
 
 

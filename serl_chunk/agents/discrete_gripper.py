@@ -25,21 +25,9 @@ from serl_chunk.agents.grasp_critic import (
 from serl_chunk.agents.losses import chunk_return, imitated_numbers
 from serl_chunk.agents.optimiser import adam, descend
 from serl_chunk.agents.spec import GRIPPER, AgentSpec
-from serl_chunk.agents.state import (
-    Acted,
-    AgentState,
-    Alone,
-    Committed,
-    Loss,
-    Metrics,
-    Noise,
-    Observation,
-    Params,
-    Updated,
-    key_of,
-)
+from serl_chunk.agents.state import Acted, AgentState, Alone, Committed, Noise, Observation, Params, Updated, key_of
 from serl_chunk.config.agents.base import ActorCriticConfig, AgentConfig
-from serl_chunk.models.sums import Sum, mean_of
+from serl_chunk.models.sums import Loss, Metrics, Sum, mean_of
 from serl_chunk.types import ChunkBatch, ConfigError
 
 Build = Callable[[AgentSpec], Agent]

@@ -8,9 +8,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from serl_chunk.agents.state import Loss
 from serl_chunk.config.agents.critic import Aggregate
-from serl_chunk.models.sums import Sum, mean_of
+from serl_chunk.models.sums import Loss, Sum, mean_of
 from serl_chunk.types import STATE, ChunkBatch
 
 

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from serl_chunk.agents.state import Loss, Metrics, Params
+from serl_chunk.agents.state import Params
 from serl_chunk.config.agents.base import Optimiser
-from serl_chunk.models.sums import Sum
+from serl_chunk.models.sums import Loss, Metrics, Sum
 
 ENCODER = "encoder"  # the name of encoders in the parameters of networks
 

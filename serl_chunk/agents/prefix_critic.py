@@ -18,9 +18,9 @@ import jax.numpy as jnp
 
 from serl_chunk.agents.critic import ChunkCritic
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import Alone, Metrics, Params
+from serl_chunk.agents.state import Alone, Params
 from serl_chunk.config.agents.acfql import DecoupledConfig
-from serl_chunk.models.sums import Sum, mean_of
+from serl_chunk.models.sums import Metrics, Sum, mean_of
 
 
 class PrefixCritic(ChunkCritic):

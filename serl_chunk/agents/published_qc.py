@@ -42,13 +42,13 @@ from serl_chunk.agents.policies.base import ChunkNetwork
 from serl_chunk.agents.policies.flow import FlowPolicy
 from serl_chunk.agents.policies.gaussian import GaussianPolicy
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import AgentState, Committed, Context, Loss, Noise, Observation, Params, key_of
+from serl_chunk.agents.state import AgentState, Committed, Context, Noise, Observation, Params, key_of
 from serl_chunk.config.agents.flow import FlowConfig
 from serl_chunk.config.agents.published_qc import PublishedQcConfig
 from serl_chunk.models.convolutions import map_blocks
 from serl_chunk.models.flow import interpolate
 from serl_chunk.models.mlp import Mlp
-from serl_chunk.models.sums import mean_of
+from serl_chunk.models.sums import Loss, mean_of
 from serl_chunk.types import ChunkBatch
 
 _FLOW_LAYERS: dict[str, Any] = {"activation": "gelu", "kernel_init": "xavier_uniform"}

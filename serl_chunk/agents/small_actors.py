@@ -30,11 +30,11 @@ from serl_chunk.agents.critic import ChunkCritic
 from serl_chunk.agents.losses import of_human, rlt_loss, soft_actor_loss
 from serl_chunk.agents.policies.base import observation_key
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import AgentState, Alone, Committed, Context, Loss, Noise, Observation, Params, key_of
+from serl_chunk.agents.state import AgentState, Alone, Committed, Context, Noise, Observation, Params, key_of
 from serl_chunk.config.agents.acfql import AcfqlConfig
 from serl_chunk.models.distributions import TanhNormal
 from serl_chunk.models.mlp import Mlp
-from serl_chunk.models.sums import mean_of
+from serl_chunk.models.sums import Loss, mean_of
 from serl_chunk.types import ChunkBatch
 
 _LOG_STD = (-10.0, 2.0)

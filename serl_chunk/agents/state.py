@@ -1,4 +1,4 @@
-"""The state of an agent, what its losses are made of, and its parameters as flat maps of named arrays."""
+"""The state of an agent, what its functions take and return, and its parameters as flat maps of named arrays."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from serl_chunk.agents.compilation import Place
-from serl_chunk.models.sums import Sum
+from serl_chunk.models.sums import Metrics
 from serl_chunk.types import Array, ConfigError
 
 Params = Any  # a nested dict of arrays
-Metrics = dict[str, jax.Array]
 Observation = Mapping[str, jax.Array]  # state, prompt, and frames or features of cameras by name
 Noise = Any  # random numbers: an array, or a dict of arrays by what they are for
 Alone = Array | bool  # bool[]: the policy's first candidate acts, whatever the critic's values are
@@ -58,13 +57,6 @@ class Context(NamedTuple):
 
     features: jax.Array  # float32[..., F]: what critics and small heads read
     cache: Any = ()  # what a large policy alone reads
-
-
-class Loss(NamedTuple):
-    """What is minimised: the sum of the terms' means."""
-
-    terms: tuple[Sum, ...]
-    metrics: dict[str, Sum]
 
 
 Updated = tuple[AgentState, Metrics]

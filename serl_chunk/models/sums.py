@@ -1,4 +1,4 @@
-"""Weighted means before their division, so that those of micro-batches add up exactly."""
+"""Weighted means before their division, so that those of micro-batches add up exactly, and losses of them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+Metrics = dict[str, jax.Array]  # means, by name
 
 _LEAST = 1e-6  # weight of a sum without a weight
 
@@ -22,6 +24,13 @@ class Sum(NamedTuple):
 
     def times(self, factor: float | jax.Array) -> Sum:
         return Sum(factor * self.total, self.weight)
+
+
+class Loss(NamedTuple):
+    """What is minimised: the sum of the terms' means."""
+
+    terms: tuple[Sum, ...]
+    metrics: dict[str, Sum]
 
 
 def mean_of(values: jax.Array) -> Sum:

@@ -24,13 +24,13 @@ from ports import free_port
 from processes import SIMULATED
 
 from serl_chunk.agents.compilation import compiled
-from serl_chunk.agents.state import Loss
 from serl_chunk.config.agents.pi0 import PI0_PRESETS
 from serl_chunk.config.presets import configured
 from serl_chunk.learner import processes
 from serl_chunk.learner.devices import Devices, Shards, rows_of_device
 from serl_chunk.learner.processes import Follower, Leader, Processes, outline, outlined
 from serl_chunk.models.pi0.tree import leaves
+from serl_chunk.models.sums import Loss
 from serl_chunk.runs.checkpoints import CheckpointStore
 from serl_chunk.types import ConfigError
 

@@ -28,8 +28,6 @@ from serl_chunk.agents.state import (
     Alone,
     Committed,
     Context,
-    Loss,
-    Metrics,
     Noise,
     Observation,
     Params,
@@ -38,6 +36,7 @@ from serl_chunk.agents.state import (
 )
 from serl_chunk.config.agents.groups import GroupAgentConfig
 from serl_chunk.models.flow import interpolate
+from serl_chunk.models.sums import Loss, Metrics
 from serl_chunk.types import ChunkBatch
 
 

@@ -8,8 +8,7 @@ import numpy as np
 
 from serl_chunk.agents.groups.rows import Episodes
 from serl_chunk.agents.losses import imitation_sum
-from serl_chunk.agents.state import Loss
-from serl_chunk.models.sums import Sum
+from serl_chunk.models.sums import Loss, Sum
 
 # Of a deviation. While reference and policy are equal, deviations are rounding (1e-6 to 1e-5), which must not be scaled
 # up to random weights.
