@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from serl_chunk.agents.actor_critic import ActorCritic
 from serl_chunk.agents.losses import imitated, imitated_numbers, soft_actor_loss
-from serl_chunk.agents.policies.gaussian import GaussianPolicy
+from serl_chunk.agents.policies.heads import GaussianPolicy
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import Acted, AgentState, Alone, Committed, Noise, Observation, Params, key_of
 from serl_chunk.config.agents.acrlpd import AcrlpdConfig

@@ -40,7 +40,7 @@ from serl_chunk.agents.losses import soft_actor_loss
 from serl_chunk.agents.perception import Perception
 from serl_chunk.agents.policies.base import ChunkNetwork
 from serl_chunk.agents.policies.flow import FlowPolicy
-from serl_chunk.agents.policies.gaussian import GaussianPolicy
+from serl_chunk.agents.policies.heads import GaussianPolicy
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import AgentState, Committed, Context, Noise, Observation, Params, key_of
 from serl_chunk.config.agents.flow import FlowConfig

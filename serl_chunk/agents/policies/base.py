@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
@@ -137,53 +136,6 @@ class ChunkNetwork:
 
     def chunks(self, flat: jax.Array) -> jax.Array:
         return flat.reshape(*flat.shape[:-1], self.spec.horizon, self.spec.action_dim)
-
-
-class Head(ChunkNetwork, ChunkPolicy):
-    """Base: a distribution of each number, with a mean and a scale. It learns from a batch without draws of its own.
-
-    In iterations on groups `group.sigma` above 0 stands in place of the scale.
-    """
-
-    drawn: Callable[..., jax.Array] = staticmethod(jax.random.normal)  # its noise, of scale 1
-
-    def own_density(self, params: Params, context: Context) -> tuple[jax.Array, jax.Array]:
-        """Mean and log scale float32[..., H*A] of what iterations sample without `group.sigma`."""
-        raise NotImplementedError
-
-    def log_density(self, sample: jax.Array, mean: jax.Array, log_scale: jax.Array) -> jax.Array:
-        """Of each number."""
-        raise NotImplementedError
-
-    def _density(self, params: Params, context: Context) -> tuple[jax.Array, jax.Array]:
-        (mean, own), sigma = self.own_density(params, context), self.spec.group.sigma
-        return mean, jnp.full_like(own, jnp.log(sigma)) if sigma else own
-
-    def record(self, params: Params, context: Context, noise: Noise) -> Record:
-        mean, log_scale = self._density(params, context)
-        return {"sample": mean + jnp.exp(log_scale) * noise["z"]}
-
-    def log_prob(self, params: Params, context: Context, record: Record) -> jax.Array:
-        each = self.log_density(record["sample"], *self._density(params, context))
-        of_actions = jnp.sum(self.chunks(each), axis=-1)
-        return of_actions if self.spec.group.density == "tick" else jnp.sum(of_actions, axis=-1, keepdims=True)
-
-    def draws(self, key: jax.Array, size: int) -> Noise:
-        return {}
-
-    def given(self, batch: ChunkBatch, draws: Noise) -> jax.Array:
-        return jnp.zeros(batch.actions.shape[:2])
-
-    def candidate_noise(
-        self, key: jax.Array, observation: Observation, count: int, *, explore: bool, alone: jax.Array | bool = False
-    ) -> jax.Array:
-        """Not exploring, the first candidate is the mode and the others are always the same."""
-        if explore:
-            return self.drawn(key, (count, self.chunk_dim))
-        return self.drawn(jax.random.key(0), (count, self.chunk_dim)).at[0].set(0.0)
-
-    def record_noise(self, key: jax.Array) -> Noise:
-        return {"z": self.drawn(key, self.noise_shape)}
 
 
 def observation_key(observation: Observation) -> jax.Array:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from serl_chunk.agents.perception import Perception
 from serl_chunk.agents.policies.base import ChunkPolicy
 from serl_chunk.agents.policies.flow import FlowPolicy
-from serl_chunk.agents.policies.gaussian import GaussianPolicy
-from serl_chunk.agents.policies.laplace import LaplacePolicy
+from serl_chunk.agents.policies.heads import GaussianPolicy, LaplacePolicy
 from serl_chunk.agents.policies.pi0 import Pi0Policy, PublishedPi0Policy
 from serl_chunk.config.agents.bc import BcConfig
 from serl_chunk.config.agents.policy import PolicyConfig
