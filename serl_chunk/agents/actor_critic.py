@@ -9,10 +9,9 @@ import jax.numpy as jnp
 import optax
 
 from serl_chunk.agents.base import PolicyAgent
-from serl_chunk.agents.critic import ChunkCritic
+from serl_chunk.agents.critic import ChunkCritic, PrefixCritic
 from serl_chunk.agents.losses import aggregate_heads, of_human
 from serl_chunk.agents.optimiser import adam, descend
-from serl_chunk.agents.prefix_critic import PrefixCritic
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import AgentState, Alone, Context, Noise, Observation, Params, Updated, key_of
 from serl_chunk.config.agents.acfql import DecoupledConfig

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import importlib
+import pkgutil
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -74,25 +74,19 @@ def make_agent(config: ExperimentConfig, spec: RobotSpec) -> Agent:
 
 def builder_of(config: AgentConfig) -> Callable[..., Agent]:
     """What makes this agent's arm, of a configuration and an AgentSpec."""
-    return _imported(_implementation(config).agent)
+    return _implementation(config, "agent")
 
 
 def trainer_of(config: AgentConfig) -> Callable[..., Any]:
     """What trains this agent: see `learner.trainers.base.Trainer`."""
-    return _imported(_implementation(config).trainer)
+    return _implementation(config, "trainer")
 
 
-def _implementation(config: AgentConfig) -> Implementation:
+def _implementation(config: AgentConfig, part: str) -> Callable[..., Any]:
     try:
-        return IMPLEMENTATIONS[type(config)]
+        found = getattr(IMPLEMENTATIONS[type(config)], part)
     except KeyError:
         valid = ", ".join(c.__name__ for c in IMPLEMENTATIONS)
         remedy = "Give it to serl_chunk.register_agent where it is defined"
         raise ConfigError(f"no agent implements {type(config).__name__}; valid: {valid}. {remedy}") from None
-
-
-def _imported(what: Callable[..., Any] | str) -> Callable[..., Any]:
-    if not isinstance(what, str):
-        return what
-    module, _, name = what.partition(":")
-    return getattr(importlib.import_module(module), name)
+    return pkgutil.resolve_name(found) if isinstance(found, str) else found

@@ -1,12 +1,12 @@
 """Advantages of episodes and weights of their decisions, for a whole iteration; and the baselines that a run learns.
 
 A learned baseline has a tree of numbers in `AgentState.critic`. It is used on an iteration's outcomes, then fitted to
-them.
+them: `used` returns the tree and its optimiser's state afterwards, and the advantages float32[E].
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from serl_chunk.agents.state import Params
 from serl_chunk.config.agents.base import Optimiser
 from serl_chunk.models.mlp import Mlp
 
+Used = tuple[Params, Any, np.ndarray]
 _MEMORY = 0.5  # weight that the mean's earlier outcomes keep from one iteration to the next
 _FIT_STEPS, _FIT_RATE = 100, 1e-3  # gradient steps of an iteration
 
@@ -36,14 +37,6 @@ def decision_weights(episodes: Episodes, weigh: str) -> np.ndarray:
     return each[episodes.of_rows].astype(np.float32)
 
 
-class Used(NamedTuple):
-    """A baseline after an iteration."""
-
-    critic: Params
-    opt: Any
-    advantage: np.ndarray  # float32[E]
-
-
 class RunningMean:
     """The mean of earlier iterations' outcomes; in the first one that of its own."""
 
@@ -55,7 +48,7 @@ class RunningMean:
         mean = total / weight if weight else reward.mean()
         numbers = _MEMORY * total + reward.sum(), _MEMORY * weight + len(reward)
         after = dict(zip(("total", "weight"), map(jnp.float32, numbers), strict=True))
-        return Used(after, opt, (reward - mean).astype(np.float32))
+        return after, opt, (reward - mean).astype(np.float32)
 
 
 class FirstValue:
@@ -78,7 +71,7 @@ class FirstValue:
         value = np.asarray(self._predict(critic, features))[: len(reward)]
         weight = (np.arange(len(features)) < len(reward)).astype(np.float32)
         after, opt = self._fit(critic, opt, features, filled, weight)
-        return Used(after, opt, reward - value)
+        return after, opt, reward - value
 
     def _values(self, params: Params, features: jax.Array) -> jax.Array:
         return self._net.apply({"params": params}, features)[..., 0]

@@ -216,8 +216,8 @@ class GroupAgent(Bc):
         cut = [taken(rows, first[at : at + size], size).observations for at in range(0, len(first), size)]
         features = np.concatenate([self._first_features(state.policy, base, seen) for seen in cut])
         critic, opt = jax.device_get(self.gathered((state.critic, state.critic_opt)))
-        used = self.baseline.used(critic, opt, features, episodes.reward)
-        return state.replace(critic=used.critic, critic_opt=used.opt), used.advantage
+        critic, opt, advantage = self.baseline.used(critic, opt, features, episodes.reward)
+        return state.replace(critic=critic, critic_opt=opt), advantage
 
     def update_rows(self, state: AgentState, base: Params, rows: GroupRows) -> Updated:
         """One gradient step on `group.minibatch` credited rows; donates the state but for the reference."""

@@ -72,12 +72,12 @@ def test_a_velocity_is_drawn_between_the_samples_and_the_references():
 
 def test_a_running_mean_is_of_earlier_iterations():
     mean, critic, opt, features = RunningMean(), *RunningMean().init(jax.random.key(0), jnp.zeros((1, 2))), np.zeros(0)
-    first = mean.used(critic, opt, features, np.array([1, 0, 0, 0], np.float32))
-    np.testing.assert_allclose(first.advantage, [0.75, -0.25, -0.25, -0.25])
-    second = mean.used(first.critic, opt, features, np.array([1, 1], np.float32))
-    np.testing.assert_allclose(second.advantage, 0.75)
-    third = mean.used(second.critic, opt, features, np.array([0], np.float32))
-    np.testing.assert_allclose(third.advantage, -(0.5 * 0.5 + 2) / (0.5 * 0.5 * 4 + 2 + 0.0) * 1.0, atol=0.2)
+    critic, opt, advantage = mean.used(critic, opt, features, np.array([1, 0, 0, 0], np.float32))
+    np.testing.assert_allclose(advantage, [0.75, -0.25, -0.25, -0.25])
+    critic, opt, advantage = mean.used(critic, opt, features, np.array([1, 1], np.float32))
+    np.testing.assert_allclose(advantage, 0.75)
+    _, _, advantage = mean.used(critic, opt, features, np.array([0], np.float32))
+    np.testing.assert_allclose(advantage, -(0.5 * 0.5 + 2) / (0.5 * 0.5 * 4 + 2 + 0.0) * 1.0, atol=0.2)
 
 
 def test_a_value_is_used_before_it_learns_what_it_is_used_on():
