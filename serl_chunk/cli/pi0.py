@@ -115,10 +115,9 @@ def import_command(flags: argparse.Namespace) -> int:
 def export_command(flags: argparse.Namespace) -> int:
     """Write the parameters of a run's checkpoint, those of the base included, as openpi's."""
     quiet_libraries()
-    from serl_chunk.agents.partition import Partition
     from serl_chunk.agents.registry import make_agent
     from serl_chunk.data.preprocess import fit_preprocess
-    from serl_chunk.models.pi0.tree import folded, without_lora
+    from serl_chunk.models.pi0.tree import flat, folded, nested, without_lora
     from serl_chunk.runs.checkpoints import CheckpointStore
     from serl_chunk.runs.evaluations import wanted_policy
     from serl_chunk.runs.folder import read_config
@@ -136,7 +135,8 @@ def export_command(flags: argparse.Namespace) -> int:
     agent = make_agent(config, spec)
     agent.check_base(stored.meta["base_digest"])
     params: Any = agent.load_params(stored.params)
-    whole = Partition.merge(*(params.get(tree, {}).get("pi0", {}) for tree in ("policy", "base")))
+    base, trained = (flat(params.get(tree, {}).get("pi0", {})) for tree in ("base", "policy"))
+    whole = nested(base | trained)
     changed: list[str] = []
     if flags.merge_lora:
         model, (whole, changed) = without_lora(model), folded(model, whole)

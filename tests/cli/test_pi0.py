@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
 from pathlib import Path
 
 import jax
@@ -11,8 +10,8 @@ import numpy as np
 import pytest
 from fold_box import write_episodes
 from learner_tools import learner_of, let_go
+from pi0_agents import split
 
-from serl_chunk.agents.partition import Partition
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.cli import learner
 from serl_chunk.cli.process import load
@@ -105,7 +104,7 @@ def test_import_fine_tune_export_and_reload_act_alike(mine, tmp_path, capsys):
     back = Checkpoint(tmp_path / "out").load(config.agent.pi0)
     changed = [p for p, leaf in tree.flat(back).items() if p in whole and not np.array_equal(leaf, whole[p])]
     assert {tree.group_of(path) for path in changed} == {"projections"}
-    trained, base = Partition(partial(tree.trains, config.agent.pi0)).split(back)
+    trained, base = split(config.agent.pi0, back)
     again, _ = make_agent(config, spec).sample(
         {"policy": {"pi0": trained}, "base": {"pi0": base}}, observation, jax.random.key(0), explore=False
     )

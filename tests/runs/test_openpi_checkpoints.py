@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import subprocess
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +19,13 @@ import pi0_agents
 import pytest
 from agent_tools import critic
 from errors import naming
-from pi0_agents import CONFIG, SMALL, SPEC, shown, started
+from pi0_agents import CONFIG, SMALL, SPEC, shown, split, started
 
 from serl_chunk.agents.acfql import Acfql
-from serl_chunk.agents.partition import Partition
 from serl_chunk.config.agents.acfql import AcfqlConfig
 from serl_chunk.config.agents.pi0 import PI0_PRESETS, Pi0Config
 from serl_chunk.models.pi0.pi0 import Pi0
-from serl_chunk.models.pi0.tree import flat, folded, initial, leaves, nested, trains, without_lora
+from serl_chunk.models.pi0.tree import flat, folded, initial, leaves, nested, without_lora
 from serl_chunk.runs.openpi_checkpoints import Checkpoint, export
 from serl_chunk.types import DataError
 
@@ -142,7 +140,7 @@ def test_an_export_is_read_again(params, tmp_path, trainable):
     config = dataclasses.replace(lora(), trainable=trainable)
     whole = initial(config, jax.random.key(0))
     folder = tmp_path / "export"
-    export(folder, config, *Partition(partial(trains, config)).split(whole), STATS)
+    export(folder, config, *split(config, whole), STATS)
     written = json.loads((folder / "assets" / "trossen" / "norm_stats.json").read_text())
     assert written == {"norm_stats": STATS["trossen"]}
     checkpoint = Checkpoint(folder)
@@ -171,7 +169,7 @@ print(json.dumps({path: [list(a.shape), hashlib.sha256(a.tobytes()).hexdigest()]
 def test_openpi_restores_an_export(tmp_path, dtype):
     config = lora()
     whole = initial(config, jax.random.key(0))
-    export(tmp_path / "export", config, *Partition(partial(trains, config)).split(whole), STATS)
+    export(tmp_path / "export", config, *split(config, whole), STATS)
     command = [os.environ["SERL_CHUNK_OPENPI"], "-c", RESTORED, str(tmp_path / "export" / "params"), dtype]
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300)
@@ -220,7 +218,7 @@ def distilled(model: Pi0Config) -> tuple[Any, dict[str, np.ndarray]]:
         **{camera: (image / 127.5 - 1).astype(np.float32) for camera, image in images.items()},
     }
     noise = np.random.default_rng(1).normal(size=(len(seen["state"]), SPEC.horizon, model.action_dim))
-    return Partition.merge(state.policy["pi0"], base["pi0"]), seen | {"noise": noise.astype(np.float32)}
+    return nested(flat(base["pi0"]) | flat(state.policy["pi0"])), seen | {"noise": noise.astype(np.float32)}
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from serl_chunk.config.agents.bc import BcConfig
 from serl_chunk.config.agents.encoder import EncoderConfig
 from serl_chunk.config.agents.language import LanguageConfig
 from serl_chunk.config.agents.pi0 import ExpertConfig, Pi0Config, SiglipConfig, VlmConfig
+from serl_chunk.models.pi0 import tree
 from serl_chunk.types import PROMPT, PROMPT_MASK, CameraSpec, ChunkBatch
 
 SIZE = (24, 24)
@@ -40,6 +41,12 @@ def pi0_agent(spec: AgentSpec = SPEC, **changes: Any) -> Bc:
     """One whose robot has the cameras of `spec`; `changes` of its Pi0Config."""
     cameras = tuple(camera.name for camera in spec.cameras)
     return Bc(dataclasses.replace(CONFIG, pi0=dataclasses.replace(SMALL, **changes), image_keys=cameras), spec)
+
+
+def split(config: Pi0Config, params: Any) -> list[Any]:
+    """The trees of trained leaves and of the base."""
+    leaves = tree.flat(params).items()
+    return [tree.nested({k: v for k, v in leaves if tree.trains(config, k) == trained}) for trained in (True, False)]
 
 
 def started(agent: Bc) -> AgentState:

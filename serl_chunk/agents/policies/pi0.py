@@ -6,14 +6,12 @@ noise has the model's D, because what fills up an action steers the rest.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from serl_chunk.agents.compilation import Place
-from serl_chunk.agents.partition import Partition
 from serl_chunk.agents.perception import Perception
 from serl_chunk.agents.policies.base import Record, observation_key
 from serl_chunk.agents.policies.sampled_flow import SampledFlow
@@ -50,7 +48,7 @@ class Pi0Policy(SampledFlow):
                     f"agent.pi0.action_dim={size} for a model that begins with random numbers, or leave numbers out",
                     parameter="agent.pi0.action_dim",
                 )
-        self.model, self.partition = Pi0(config), Partition(partial(tree.trains, config))
+        self.model = Pi0(config)
         constant = config.trainable not in ("full", "lora")
         self.context_axes: Any = Context(0, ROW_AXES) if constant else None  # type: ignore[arg-type]
         # Whose features never change: those of a LoRA that is trained are left out.
@@ -66,14 +64,14 @@ class Pi0Policy(SampledFlow):
 
     def _fresh(self, key: jax.Array, *, trained: bool) -> Params:
         leaves = tree.leaves(self.config).items()
-        chosen = {path: leaf for path, leaf in leaves if self.partition.trains(path) == trained}
+        chosen = {path: leaf for path, leaf in leaves if tree.trains(self.config, path) == trained}
         return tree.nested({path: tree.initial_leaf(leaf, key) for path, leaf in chosen.items()})
 
     def base(self, key: jax.Array, place: Place = jnp.array) -> Params:
         """The leaves that are not trained."""
         if not self.source:
             return self.random(key)
-        paths = [path for path in tree.leaves(self.config) if not self.partition.trains(path)]
+        paths = [path for path in tree.leaves(self.config) if not tree.trains(self.config, path)]
         return {_NAME: tree.nested(weights.read(self.source, self.config, paths, place))}
 
     def random(self, key: jax.Array) -> Params:
@@ -89,7 +87,7 @@ class Pi0Policy(SampledFlow):
 
     def network(self, policy: Params, base: Params) -> Params:
         """The whole tree of the model's parameters."""
-        return self.partition.merge(policy.get(_NAME, {}), base.get(_NAME, {}))
+        return tree.nested(tree.flat(base.get(_NAME, {})) | tree.flat(policy.get(_NAME, {})))
 
     def augmented(self, key: jax.Array, base: Params, batch: ChunkBatch) -> ChunkBatch:
         """`batch` with images changed at random, each sample's alike, where the setting says so."""

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from errors import naming
+from pi0_agents import split
 from pi0_models import CAMERAS, PlainPi0, Small, small
 
-from serl_chunk.agents.partition import Partition
 from serl_chunk.models import convolutions
 from serl_chunk.models.pi0 import siglip
 from serl_chunk.models.pi0.pi0 import Pi0, Prefix, time_features
@@ -150,7 +150,7 @@ def mean_loss(case: Small, model: Pi0) -> Callable[[Any, Any], jax.Array]:
     actions, noise, t = (jnp.asarray(case.inputs[k]) for k in ("actions", "noise", "time"))
 
     def loss(trained: Any, base: Any) -> jax.Array:
-        params = Partition.merge(trained, base)
+        params = nested(flat(base) | flat(trained))
         prefix = model.encode(params, case.observation)
         weight = jnp.ones(actions.shape[:2])
         return model.flow_loss(params, prefix, actions, weight, None, noise[:, None], t[:, None]).mean()
@@ -161,7 +161,7 @@ def mean_loss(case: Small, model: Pi0) -> Callable[[Any, Any], jax.Array]:
 def test_every_trained_leaf_has_a_gradient_and_no_other_has_one():
     case = made("lora")
     config = dataclasses.replace(case.config, trainable="lora")
-    trained, base = Partition(functools.partial(trains, config)).split(case.params)
+    trained, base = split(config, case.params)
     assert flat(trained).keys() == {path for path in case.flat if trains(config, path)}
     gradient = flat(jax.device_get(jax.jit(jax.grad(mean_loss(case, Pi0(config))))(trained, base)))
     assert gradient.keys() == flat(trained).keys()
