@@ -99,13 +99,11 @@ class Acfql(FlowActor):
 
     def _relabel(self, state: AgentState, base: Params, batch: ChunkBatch, key: jax.Array) -> tuple[jax.Array, Metrics]:
         """The best float32[B, H, A] of the acting policy's candidates by the mean of the target's heads."""
-        seen, policy = batch.observations, self.acting_policy(state)
-        noise = self.candidate_draws(key, seen)
-        chunks, context = self.candidates(policy, state.target, base, seen, noise)
+        noise = self.candidate_draws(key, batch.observations)
+        chunks, context = self.candidates(self.acting_policy(state), state.target, base, batch.observations, noise)
         chunks = self.bounded(chunks)
         features, flat = context.features[:, None], self.acting_critic.truncate_flatten(chunks)
-        of_heads = self.acting_critic.values(state.target, features, flat)
-        values = jnp.mean(of_heads, axis=0)
+        values = jnp.mean(self.acting_critic.values(state.target, features, flat), axis=0)
         best = jnp.argmax(values, axis=1)
         metrics = {
             "relabel/other_share": jnp.mean(best > 0),
@@ -133,12 +131,6 @@ class Acfql(FlowActor):
     def seen_by_policy(self, state: AgentState, base: Params, batch: ChunkBatch) -> ChunkBatch:
         return batch if self.config.follows_critic else super().seen_by_policy(state, base, batch)
 
-    def described(self, policy: Params, base: Params, observation: Observation) -> Observation:
-        """An observation with what a critic reads of it."""
-        if not self.perception.segments:
-            return observation
-        return self.net.described(self.net.context(policy, base, observation), base, observation)
-
     def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
         """The policy's, and "samples" float32[B, N, ...] of `q_gradient`."""
         draws = super().policy_draws(key, batch)
@@ -160,12 +152,14 @@ class Acfql(FlowActor):
         With `target=policy` V(o') is Q' of that candidate at o' which Q' compares best.
         """
         if self.config.target == "policy":
-            policy = self.acting_policy(state)
+            policy, now = self.acting_policy(state), batch.observations
             chunks, context = self.candidates(policy, state.target, base, batch.next_observations, draws["next"])
             flat = self.acting_critic.truncate_flatten(self.bounded(chunks))
             best = self.best_candidate(state.target, context, flat)
             value = self.acting_critic.target_values(state.target, draws, context.features, best)
-            seen = self.perception.critic_context(critic, base, self.described(policy, base, batch.observations))
+            if self.perception.segments:
+                now = self.net.described(self.net.context(policy, base, now), base, now)
+            seen = self.perception.critic_context(critic, base, now)
             return self.regression(critic, seen, batch, self.critic.target(batch, value))
         later = self.perception.critic_context(critic, base, batch.next_observations)
         target = self.critic.target(batch, self.critic.expected_value(self.critic.value_output(critic, later.features)))

@@ -29,6 +29,10 @@ class GaussianActor(ActorCritic):
     def init(self, rng: jax.Array) -> AgentState:
         return self.initial_state(rng, self.net.init(key_of(rng, "policy")))
 
+    def distribution(self, policy: Params, critic: Params, base: Params, observations: Observation) -> TanhNormal:
+        context = self.perception.policy_context(policy, critic, base, observations)
+        return self.net.distribution(policy["net"], context)
+
     def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
         return {"pi": jax.random.normal(key_of(key, "pi"), (batch.actions.shape[0], self.chunk_dim))}
 
@@ -72,8 +76,6 @@ class Acrlpd(GaussianActor):
         """Mean or sum over compared actions of log-probabilities per dimension float32[..., H*A]: float32[...]."""
         return self.compared_dimensions * jnp.mean(log_prob[..., : self.compared_dim], -1)
 
-    # -- critic ----------------------------------------------------------------------------------------------
-
     def critic_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
         """The heads' and "next" float32[B, D], standard normal."""
         following = jax.random.normal(key_of(key, "next"), (batch.actions.shape[0], self.chunk_dim))
@@ -81,14 +83,11 @@ class Acrlpd(GaussianActor):
 
     def critic_target(self, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise) -> jax.Array:
         """R + gamma^n mask min_subset Q'(o', a'), a' ~ pi, float32[B] (RLPD)."""
-        observations = batch.next_observations
-        context = self.perception.policy_context(state.policy, self.choosing_params(state), base, observations)
-        flat, log_prob = self.net.distribution(state.policy["net"], context).sample_and_log_prob(draws["next"])
+        dist = self.distribution(state.policy, self.choosing_params(state), base, batch.next_observations)
+        flat, log_prob = dist.sample_and_log_prob(draws["next"])
         chunk = self.acting_critic.truncate_flatten(self.net.chunks(flat))
         price = jnp.exp(state.temperature["log_alpha"]) * self.joint_log_prob(log_prob)
         return self.bootstrapped(state, base, batch, draws, chunk, price if self.config.backup_entropy else 0.0)
-
-    # -- policy ----------------------------------------------------------------------------------------------
 
     def policy_loss(
         self, policy: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise, *, bc_only: bool
@@ -97,15 +96,10 @@ class Acrlpd(GaussianActor):
 
         log pi is the mean over dimensions, or the sum (`log_prob`).
         """
-        acting = self.choosing_params(state)
-        shown = imitated(batch)
-
-        def at(observations: Observation) -> TanhNormal:
-            context = self.perception.policy_context(policy, acting, base, observations)
-            return self.net.distribution(policy["net"], context)
-
-        dist = at(batch.observations)
-        at_shown = dist if shown is batch else at(shown.observations)  # once, and one gradient of it
+        acting, shown = self.choosing_params(state), imitated(batch)
+        dist = at_shown = self.distribution(policy, acting, base, batch.observations)
+        if shown is not batch:  # else once, and one gradient of it
+            at_shown = self.distribution(policy, acting, base, shown.observations)
         weight = imitated_numbers(shown.bc_weight, shown.bc_dims)
         imitation = self.net.imitation(at_shown, shown.actions, weight).times(self.dimensions)
         metrics = {"actor/bc_loss": imitation, "actor/bc_share": mean_of(batch.bc_weight)}

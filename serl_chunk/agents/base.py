@@ -39,7 +39,7 @@ from serl_chunk.models.sums import Loss, Metrics, mean_of
 from serl_chunk.types import Array, ChunkBatch, ConfigError
 
 Given = tuple[Array, Array]  # committed actions float32[..., L, A] of L >= H steps, and their mask float32[..., L]
-_WHOLE = ("heads",)  # draws that are of no row of a batch
+_WHOLE = ("heads",)  # draws of a critic that are of no row of a batch
 # Of the blocks in which `Agent.decide` computes `rows`: products of matrices of another size round otherwise. One state
 # alone costs what a block does, and larger blocks are hardly faster. Frames cost the same each: a block has one row.
 ROWS = 4
@@ -239,12 +239,6 @@ class Agent(abc.ABC):
             metrics = metrics | of_policy
         return state, metrics
 
-    def _summed(self, loss: Callable[..., Loss], params: Params, batch: ChunkBatch, draws: Noise) -> Any:
-        """`gradient` of `loss(params, batch, draws)`."""
-        whole = {name: draws[name] for name in _WHOLE if name in draws}
-        rows = batch, {name: value for name, value in draws.items() if name not in whole}
-        return self.gradient(lambda p, cut: loss(p, cut[0], {**cut[1], **whole}), params, rows)
-
     def gradient(self, loss: Callable[[Params, Any], Loss], params: Params, rows: Any) -> Any:
         """`optimiser.gradient` over the micro-batches, to each of which every device has rows."""
         return gradient(loss, params, rows, self.spec.micro_batches, self.shares)
@@ -252,17 +246,20 @@ class Agent(abc.ABC):
     def _critic_gradient(
         self, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise
     ) -> tuple[Params, Metrics]:
-        loss = lambda critic, part, drawn: self.critic_loss(critic, state, base, part, drawn)  # noqa: E731
-        grads, metrics, _ = self._summed(loss, state.critic, batch, draws)
+        whole = {name: draws[name] for name in _WHOLE if name in draws}
+        rows = batch, {name: value for name, value in draws.items() if name not in whole}
+
+        def loss(critic: Params, cut: tuple[ChunkBatch, Noise]) -> Loss:
+            return self.critic_loss(critic, state, base, cut[0], {**cut[1], **whole})
+
+        grads, metrics, _ = self.gradient(loss, state.critic, rows)
         return grads, {**metrics, "critic/grad_norm": optax.tree.norm(grads)}
 
     def _policy_gradient(
         self, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise, bc_only: bool
     ) -> tuple[Params, Metrics]:
-        def loss(policy: Params, part: ChunkBatch, drawn: Noise) -> Loss:
-            return self.policy_loss(policy, state, base, part, drawn, bc_only=bc_only)
-
-        grads, metrics, value = self._summed(loss, state.policy, self.policy_part(batch), draws)
+        loss = lambda policy, cut: self.policy_loss(policy, state, base, *cut, bc_only=bc_only)  # noqa: E731
+        grads, metrics, value = self.gradient(loss, state.policy, (self.policy_part(batch), draws))
         return grads, metrics | ({"actor/actor_loss": value} if "actor/q" in metrics else {})
 
     def _apply_critic_gradient(self, state: AgentState, grads: Params) -> AgentState:

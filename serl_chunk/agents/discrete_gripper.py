@@ -139,10 +139,9 @@ class LearnedGripper(ArmAndGripper):
         """Numbers of steps float32[B, L, ...] by part, float32[B, J, hold_steps, ...]."""
         return steps[:, : self.choices.steps].reshape(-1, self.choices.parts, self.choices.held, *steps.shape[2:])
 
-    def preferred(self, grasp: Params, observations: Observation) -> jax.Array:
-        """argmax of the online Q over reachable options, int32[B, J, P]."""
-        logits = self.net.logits(grasp["policy"], observations)
-        allowed = reachable_actions(logits, self.config.gripper.mask_unreachable)
+    def preferred(self, grasp: Params, observations: Observation, share: jax.Array | float) -> jax.Array:
+        """argmax of Q over the options that `reachable_actions` leaves, int32[..., J, P]."""
+        allowed = reachable_actions(self.net.logits(grasp["policy"], observations), share)
         return best_option(self.net.outputs(grasp["critic"], observations), allowed)
 
     def arm_batch(self, state: AgentState, batch: ChunkBatch) -> ChunkBatch:
@@ -153,8 +152,8 @@ class LearnedGripper(ArmAndGripper):
         arm = arm._replace(observations={**batch.observations, GRIPPER: self._seen(self.executed(batch))})
         if not batch.next_observations:  # of a step of the policy alone
             return arm
-        later = self._seen(self.preferred(state.grasp, batch.next_observations))
-        return arm._replace(next_observations={**batch.next_observations, GRIPPER: later})
+        preferred = self.preferred(state.grasp, batch.next_observations, self.config.gripper.mask_unreachable)
+        return arm._replace(next_observations={**batch.next_observations, GRIPPER: self._seen(preferred)})
 
     def _seen(self, option: jax.Array) -> jax.Array:
         values = self.choices.decode(option)
@@ -170,7 +169,7 @@ class LearnedGripper(ArmAndGripper):
             changes = self.choices.changes(actions, before, batch.valid[:, returned])
             penalties = g.penalty * chunk_return(changes, self.spec.discount)
             rewards = rewards + g.penalty * jnp.sum(changes, axis=-1)
-        preferred = self.preferred(grasp, batch.next_observations)
+        preferred = self.preferred(grasp, batch.next_observations, g.mask_unreachable)
         chosen = select_action(self.net.values(grasp["target"], batch.next_observations), preferred)
         target = grasp_target(batch, self.spec.discount, penalties, chosen)
         outputs, option = self.net.outputs(critic, batch.observations), self.executed(batch)
@@ -207,7 +206,7 @@ class LearnedGripper(ArmAndGripper):
     ) -> Updated:
         grasp = {**state.grasp}
         metrics: Metrics = {}
-        if "critic" in draws and self.has_critic:
+        if "critic" in draws:
             loss = lambda critic, part: self.grasp_critic_loss(critic, state.grasp, part)  # noqa: E731
             grads, metrics, _ = self.gradient(loss, grasp["critic"], batch)
             critic, opt = descend(self.grasp_optimiser, grads, grasp["critic_opt"], grasp["critic"])
@@ -231,12 +230,10 @@ class LearnedGripper(ArmAndGripper):
 
     def choose(self, params: Params, observation: Observation, drawn: jax.Array) -> jax.Array:
         """Options int32[J, P] for one observation: the best reachable ones, or, with probability epsilon, any."""
-        logits = self.net.logits(params["policy"], observation)
         if self.has_critic:
-            allowed = reachable_actions(logits, params["plausible"])
-            best = best_option(self.net.outputs(params["critic"], observation), allowed)
+            best = self.preferred(params, observation, params["plausible"])
         else:
-            best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+            best = jnp.argmax(self.net.logits(params["policy"], observation), axis=-1).astype(jnp.int32)
         options = self.choices.options
         any_of = jnp.minimum((drawn[..., 1] * options).astype(jnp.int32), options - 1)
         return jnp.where(drawn[..., 0] < self.config.gripper.epsilon, any_of, best)

@@ -105,9 +105,8 @@ class PublishedAcfql(PublishedQc, FlowActor):
     def __init__(self, config: PublishedQcConfig, spec: AgentSpec) -> None:
         super().__init__(config, spec, norm="after" if config.layer_norm else "none", **_FLOW_LAYERS)
         layers: dict[str, Any] = {"norm": "after" if config.actor_layer_norm else "none", **_FLOW_LAYERS}
-        hidden, self.one_step = config.actor_hidden_dims, None
-        if not config.best_of_n:
-            self.one_step = OneStepPolicy(hidden, self.perception, **layers)
+        hidden = config.actor_hidden_dims
+        self.one_step = None if config.best_of_n else OneStepPolicy(hidden, self.perception, **layers)
         layers["time"] = "fourier" if config.use_fourier_features else "raw"
         flow = FlowConfig(hidden=hidden, steps=config.flow_steps)
         self.flow = FlowPolicy(flow, self.perception, published=True, fourier_dim=config.fourier_feature_dim, **layers)
@@ -200,8 +199,7 @@ class PublishedAcrlpd(PublishedQc, GaussianActor):
         self, policy: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise, *, bc_only: bool
     ) -> Loss:
         """L_actor; densities are of whole chunks."""
-        context = self.perception.policy_context(policy, state.critic, base, batch.observations)
-        pi = self.net.distribution(policy["net"], context)
+        pi = self.distribution(policy, state.critic, base, batch.observations)
         taught = pi.log_prob(batch.actions.reshape(len(batch.actions), -1), EDGE)
         imitation = mean_of(-jnp.sum(taught, axis=-1))
         if bc_only:

@@ -59,14 +59,11 @@ class ObservationEmbedder:
         whole = rows - rows % large
         blocks = [(at, large) for at in range(0, whole, large)] + [(at, small) for at in range(whole, rows, small)]
         parts = [
-            self._embed(self._base, {k: _filled(v[at : at + n], n) for k, v in entries.items()}) for at, n in blocks
+            self._embed(self._base, {k: np.resize(v[at : at + n], (n, *v.shape[1:])) for k, v in entries.items()})
+            for at, n in blocks
         ]
         # Cut on the host: a slice on the device is compiled for every length.
         return np.concatenate([np.asarray(part) for part in parts])[:rows]
-
-
-def _filled(rows: np.ndarray, size: int) -> np.ndarray:
-    return np.concatenate([rows, np.zeros((size - len(rows), *rows.shape[1:]), rows.dtype)])
 
 
 _ROWS = 32  # of a network of 512 numbers: what one image costs, for `map_blocks`
@@ -111,11 +108,10 @@ class Vision:
             return {}
         return {_BACKBONE: self._backbone.init(key, jnp.zeros((1, 32, 32, 3), jnp.uint8))["params"]}
 
-    def feature_shape(self, camera: CameraSpec) -> tuple[int, int, int]:
+    def feature_shape(self, camera: CameraSpec) -> tuple[int, ...]:
         base = jax.eval_shape(lambda: self.random(jax.random.key(0)))
         frame = jax.ShapeDtypeStruct((1, camera.height, camera.width, 3), jnp.uint8)
-        height, width, channels = jax.eval_shape(self.embed, base, frame).shape[1:]
-        return height, width, channels
+        return jax.eval_shape(self.embed, base, frame).shape[1:]
 
     def features(self) -> dict[str, FeatureSpec]:
         """A frozen backbone's features of each camera, by their names in batches."""
