@@ -111,15 +111,13 @@ class ActorCritic(PolicyAgent):
         value = self.acting_critic.target_values(state.target, draws, later.features, chunk)
         return self.critic.target(batch, value - price)
 
-    def climbed(self, state: AgentState, base: Params, observations: Observation, chunk: jax.Array) -> Sum:
+    def climbed(self, state: AgentState, base: Params, observation: Observation, chunk: jax.Array) -> Sum:
         """The mean of Q(o, a) over heads and chunks a float32[B, H, A], with a gradient to the chunks alone."""
-        return mean_of(self.climbed_values(state, base, observations, chunk[:, None]))
+        return mean_of(self.climbed_values(state, base, observation, chunk[:, None]))
 
-    def climbed_values(
-        self, state: AgentState, base: Params, observations: Observation, chunks: jax.Array
-    ) -> jax.Array:
+    def climbed_values(self, state: AgentState, base: Params, observation: Observation, chunks: jax.Array) -> jax.Array:
         """The mean of Q(o, a) over heads float32[B, N], of chunks float32[B, N, H, A] with a gradient to them alone."""
-        now = jax.lax.stop_gradient(self.perception.critic_context(state.critic, base, observations))
+        now = jax.lax.stop_gradient(self.perception.critic_context(state.critic, base, observation))
         flat = self.acting_critic.truncate_flatten(chunks)
         features = jnp.repeat(now.features, flat.shape[1], axis=0)
         values = self.acting_critic.mean_value(state.critic, features, flat.reshape(-1, flat.shape[-1]))

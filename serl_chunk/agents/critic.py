@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -10,7 +9,7 @@ import jax.numpy as jnp
 
 from serl_chunk.agents.losses import aggregate_heads, bootstrap_target, expectile_weight
 from serl_chunk.agents.spec import AgentSpec
-from serl_chunk.agents.state import Alone, Params, key_of
+from serl_chunk.agents.state import Alone, Noise, Params, key_of
 from serl_chunk.config.agents.acfql import DecoupledConfig
 from serl_chunk.config.agents.base import ActorCriticConfig
 from serl_chunk.models.ensemble import Ensemble
@@ -105,9 +104,7 @@ class ChunkCritic:
             return {}
         return {"heads": jax.random.choice(key, self.config.ensemble, (self.config.target_subset,), replace=False)}
 
-    def target_values(
-        self, target: Params, draws: Mapping[str, jax.Array], features: jax.Array, chunk: jax.Array
-    ) -> jax.Array:
+    def target_values(self, target: Params, draws: Noise, features: jax.Array, chunk: jax.Array) -> jax.Array:
         """Aggregate of the drawn target heads, float32[...]; the others are not evaluated."""
         heads = target[self.heads]
         if "heads" in draws:

@@ -18,9 +18,9 @@ from serl_chunk.agents.bc import Bc
 from serl_chunk.agents.compilation import Compile, Place, compiled
 from serl_chunk.agents.groups.advantages import BASELINES, decision_weights, leave_one_out
 from serl_chunk.agents.groups.losses import compute_flow_ipo_weights, flow_ipo_loss, ppo_loss
-from serl_chunk.agents.groups.rows import Episodes, GroupRows, taken
+from serl_chunk.agents.groups.rows import Episodes, GroupRows, blocks, taken
 from serl_chunk.agents.optimiser import adam, descend
-from serl_chunk.agents.policies.sampled_flow import SampledFlow
+from serl_chunk.agents.policies.flow import SampledFlow
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import (
     Acted,
@@ -117,9 +117,8 @@ class GroupAgent(Bc):
         """Move the reference towards the policy (FlowIPO's average, once an iteration)."""
         if not self.refers:
             return state
-        if self.group.reference_on == "host":
-            return state.replace(reference=self._averaged_reference(self._kept(state.policy), state.reference))
-        return state.replace(reference=self._moved_reference(state.policy, state.reference))
+        moved = self._averaged_reference if self.group.reference_on == "host" else self._moved_reference
+        return state.replace(reference=moved(self._kept(state.policy), state.reference))
 
     def _averaged_reference(self, policy: Params, reference: Params) -> Params:
         return optax.incremental_update(policy, reference, 1 - self.config.flow_ipo_beta_ref)
@@ -146,18 +145,16 @@ class GroupAgent(Bc):
         if self.net.context_axes is None:
             return rows
         total, size = len(rows.weight), self._block
-        kept: Any = None
-        for at in range(0, total, size):
-            block = taken(rows, np.arange(at, min(at + size, total)), size).observations
-            if kept is None:
-                shapes = jax.eval_shape(self._stored_context, base, block)
-                row_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes)) // size
-                needed = (total * row_bytes, free), (self.group.minibatch * row_bytes // self.shares, device)
-                if any(most is not None and 2 * takes > most for takes, most in needed):
-                    return rows
-                kept = jax.tree.map(lambda x: np.empty((total, *x.shape[1:]), x.dtype), shapes)
-            for whole, part in zip(*map(jax.tree.leaves, (kept, self._contexts(base, block))), strict=True):
-                whole[at : at + size] = np.asarray(part)[: total - at]
+        shapes: Any = jax.eval_shape(self._stored_context, base, next(blocks(rows, size)).observations)
+        row_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes)) // size
+        needed = (total * row_bytes, free), (self.group.minibatch * row_bytes // self.shares, device)
+        if any(most is not None and 2 * takes > most for takes, most in needed):
+            return rows
+        kept = jax.tree.map(lambda x: np.empty((total, *x.shape[1:]), x.dtype), shapes)
+        for i, block in enumerate(blocks(rows, size)):
+            contexts = jax.tree.leaves(self._contexts(base, block.observations))
+            for whole, part in zip(jax.tree.leaves(kept), contexts, strict=True):
+                whole[i * size : (i + 1) * size] = np.asarray(part)[: total - i * size]
         return rows._replace(observations=kept)
 
     def prepare(self, state: AgentState, base: Params, rows: GroupRows) -> dict[str, np.ndarray]:
@@ -169,11 +166,9 @@ class GroupAgent(Bc):
         """
         if self.config.rule == "filtered_bc":
             return {}
-        total, size, parts = len(rows.weight), self._block, []
-        for at in range(0, total, size):
-            block = taken(rows, np.arange(at, min(at + size, total)), size)
-            parts.append(self._prepare_rows(state.policy, state.reference, base, block))
-        return {name: np.concatenate([np.asarray(part[name]) for part in parts])[:total] for name in parts[0]}
+        cut = blocks(rows, self._block)
+        parts = [self._prepare_rows(state.policy, state.reference, base, block) for block in cut]
+        return {n: np.concatenate([np.asarray(part[n]) for part in parts])[: len(rows.weight)] for n in parts[0]}
 
     def _prepare(self, policy: Params, reference: Params, base: Params, rows: GroupRows) -> dict[str, jax.Array]:
         if self.refers:

@@ -50,6 +50,12 @@ def taken(rows: GroupRows, chosen: np.ndarray, size: int) -> GroupRows:
     return out._replace(weight=np.where(np.arange(size) < len(chosen), out.weight, np.float32(0)))
 
 
+def blocks(rows: GroupRows, size: int) -> Iterator[GroupRows]:
+    """All rows in their order, `size` at a time, the last ones filled up."""
+    for at in range(0, len(rows.weight), size):
+        yield taken(rows, np.arange(at, min(at + size, len(rows.weight))), size)
+
+
 def minibatches(rng: np.random.Generator, rows: GroupRows, size: int) -> Iterator[GroupRows]:
     """One pass over all rows in random order, in as few equal parts of at most `size` as there can be, filled up."""
     order = rng.permutation(len(rows.weight))

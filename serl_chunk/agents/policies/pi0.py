@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from serl_chunk.agents.compilation import Place
 from serl_chunk.agents.perception import Perception
 from serl_chunk.agents.policies.base import Record, observation_key
-from serl_chunk.agents.policies.sampled_flow import SampledFlow
+from serl_chunk.agents.policies.flow import SampledFlow
 from serl_chunk.agents.spec import POLICY_FEATURES, FeatureSpec
 from serl_chunk.agents.state import Committed, Context, Noise, Observation, Params, key_of
 from serl_chunk.agents.vision import ObservationEmbedder
