@@ -39,7 +39,6 @@ from serl_chunk.models.sums import Loss, Metrics, mean_of
 from serl_chunk.types import Array, ChunkBatch, ConfigError
 
 Given = tuple[Array, Array]  # committed actions float32[..., L, A] of L >= H steps, and their mask float32[..., L]
-_WHOLE = ("heads",)  # draws of a critic that are of no row of a batch
 # Of the blocks in which `Agent.decide` computes `rows`: products of matrices of another size round otherwise. One state
 # alone costs what a block does, and larger blocks are hardly faster. Frames cost the same each: a block has one row.
 ROWS = 4
@@ -246,7 +245,7 @@ class Agent(abc.ABC):
     def _critic_gradient(
         self, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise
     ) -> tuple[Params, Metrics]:
-        whole = {name: draws[name] for name in _WHOLE if name in draws}
+        whole = {name: draws[name] for name in draws if name == "heads"}  # of no row of the batch
         rows = batch, {name: value for name, value in draws.items() if name not in whole}
 
         def loss(critic: Params, cut: tuple[ChunkBatch, Noise]) -> Loss:

@@ -52,12 +52,6 @@ class ChunkCritic:
         """The actions of chunks float32[..., L, A], L at least `steps`, that are scored: float32[..., steps * A]."""
         return chunk[..., : self.steps, :].reshape(*chunk.shape[:-2], -1)
 
-    def outputs(self, q: Params, features: jax.Array, chunk: jax.Array) -> jax.Array:
-        """Raw, float32[K, ...]. Features may have axes of size 1 for many flat chunks."""
-        if features.shape[:-1] != chunk.shape[:-1]:
-            return self.q.outputs(q, chunk, features)
-        return self.q.outputs(q, jnp.concatenate([features, chunk], axis=-1))
-
     def expected_value(self, outputs: jax.Array) -> jax.Array:
         return critic_values(outputs, self.bounds)
 
@@ -83,7 +77,10 @@ class ChunkCritic:
         return self.q.mean_loss(params[self.heads], x, loss, constants=(target, weight))
 
     def values(self, params: Params, features: jax.Array, chunk: jax.Array) -> jax.Array:
-        return self.expected_value(self.outputs(params[self.heads], features, chunk))
+        """Q_k, float32[K, ...]. Features may have axes of size 1 for many flat chunks."""
+        apart = features.shape[:-1] != chunk.shape[:-1]
+        inputs = (chunk, features) if apart else (jnp.concatenate([features, chunk], axis=-1),)
+        return self.expected_value(self.q.outputs(params[self.heads], *inputs))
 
     def mean_value(self, params: Params, features: jax.Array, chunk: jax.Array) -> jax.Array:
         """The mean over heads, float32[B] for batches; policies climb it. Its gradient is that of the chunks alone."""

@@ -13,8 +13,6 @@ from serl_chunk.agents.state import Params
 from serl_chunk.config.agents.base import Optimiser
 from serl_chunk.models.sums import Loss, Metrics, Sum
 
-ENCODER = "encoder"  # the name of encoders in the parameters of networks
-
 
 def adam(of: Optimiser) -> optax.GradientTransformation:
     """The optimiser of a network's parameters; those below a name "encoder" have `encoder_lr`.
@@ -25,7 +23,7 @@ def adam(of: Optimiser) -> optax.GradientTransformation:
 
     def encoders_own(updates: Params, params: Params | None) -> Params:
         def scaled(path: Any, update: Any) -> Any:
-            return share * update if any(getattr(entry, "key", None) == ENCODER for entry in path) else update
+            return share * update if any(getattr(entry, "key", None) == "encoder" for entry in path) else update
 
         return jax.tree_util.tree_map_with_path(scaled, updates)
 

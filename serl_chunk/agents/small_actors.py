@@ -136,7 +136,6 @@ class EditActor(SmallActor):
     def policy_loss(
         self, policy: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise, *, bc_only: bool
     ) -> Loss:
-        """See the module."""
         context, described, seen = self.read(self.choosing_params(state), base, batch.observations)
         reference = self.samples({}, base, context, draws["x"])[:, 0]
         edit, log_prob = self.distribution(policy, seen.features, reference).sample_and_log_prob(draws["actor"])
@@ -166,7 +165,6 @@ class RltActor(SmallActor):
     def policy_loss(
         self, policy: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise, *, bc_only: bool
     ) -> Loss:
-        """See the module, and `of_human`."""
         context, described, seen = self.read(self.choosing_params(state), base, batch.observations)
         human = of_human(batch, self.config.own_weight)
         reference = jnp.where(human, batch.actions, self.samples({}, base, context, draws["x"])[:, 0])
@@ -204,7 +202,6 @@ class DsrlActor(SmallActor):
     def policy_loss(
         self, policy: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise, *, bc_only: bool
     ) -> Loss:
-        """See the module."""
         context, described, seen = self.read(self.choosing_params(state), base, batch.observations)
         squashed, log_prob = self.distribution(policy, seen.features).sample_and_log_prob(draws["actor"])
         own = _WIDEST_NOISE * squashed

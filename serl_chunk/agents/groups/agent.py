@@ -173,7 +173,7 @@ class GroupAgent(Bc):
     def _prepare(self, policy: Params, reference: Params, base: Params, rows: GroupRows) -> dict[str, jax.Array]:
         if self.refers:
             seen = self._shown(reference, base, self._observed(base, rows))
-            ahead = {"sample": self._velocities.integrated(*seen, rows.record["x0"])}
+            ahead = {"sample": cast(SampledFlow, self.net).integrated(*seen, rows.record["x0"])}
             chunk, other = (self.net.recorded_chunk(of) for of in (rows.record, ahead))
             return {"deviation": jnp.sqrt(jnp.sum((chunk - other) ** 2, axis=(1, 2)))}
         log_prob = self.net.log_prob(*self._shown(policy, base, self._observed(base, rows)), rows.record)
@@ -266,16 +266,12 @@ class GroupAgent(Bc):
             return Loss((loss,), {"actor/bc_loss": loss})
         sample, per_action = rows.record["sample"], (*given.shape, -1)
         x, straight = interpolate(draws["x0"], draws["t"], sample)
-        of = self._velocities.velocity
+        of = cast(SampledFlow, self.net).velocity  # the configuration refuses others
         velocity = of(net, context, x, draws["t"], given)
         seen = context if self.net.context_axes is not None else self._context(reference, base, rows.observations)
         other = of(self.net.network(reference, base), seen, x, draws["t"], given)
         velocity, other, straight = (v.reshape(per_action) for v in (velocity, other, straight))
         return flow_ipo_loss(velocity, other, straight, rows.target, executed)
-
-    @property
-    def _velocities(self) -> SampledFlow:
-        return cast(SampledFlow, self.net)  # the configuration refuses others
 
     def _observed(self, base: Params, rows: GroupRows) -> Observation | Context:
         """Observations as networks read them, once for all encoders."""

@@ -1,1 +1,1 @@
-"""Policies of chunks, one file each. They read a `Context`; the agent bounds what they give to model space."""
+"""Policies of chunks: flows, heads and pi0. They read a `Context`; the agent bounds what they give to model space."""
