@@ -15,16 +15,16 @@ Only Q_e has a target network, and candidates are compared by Q_e.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 
 from serl_chunk.agents.actor_critic import ActorCritic
+from serl_chunk.agents.bc import policy_of
 from serl_chunk.agents.compilation import Compile, Place, compiled
 from serl_chunk.agents.losses import q_gradient_loss
 from serl_chunk.agents.policies.base import observation_key
-from serl_chunk.agents.policies.choice import policy_of
 from serl_chunk.agents.spec import AgentSpec, BatchSpec
 from serl_chunk.agents.state import Acted, AgentState, Alone, Committed, Context, Noise, Observation, Params, key_of
 from serl_chunk.config.agents.acfql import AcfqlConfig
@@ -152,14 +152,14 @@ class Acfql(FlowActor):
         With `target=policy` V(o') is Q' of that candidate at o' which Q' compares best.
         """
         if self.config.target == "policy":
-            policy, now = self.acting_policy(state), batch.observations
+            policy, shown = self.acting_policy(state), cast(Observation, batch.observations)
             chunks, context = self.candidates(policy, state.target, base, batch.next_observations, draws["next"])
             flat = self.acting_critic.truncate_flatten(self.bounded(chunks))
             best = self.best_candidate(state.target, context, flat)
             value = self.acting_critic.target_values(state.target, draws, context.features, best)
             if self.perception.segments:
-                now = self.net.described(self.net.context(policy, base, now), base, now)
-            seen = self.perception.critic_context(critic, base, now)
+                shown = self.net.described(self.net.context(policy, base, shown), base, shown)
+            seen = self.perception.critic_context(critic, base, shown)
             return self.regression(critic, seen, batch, self.critic.target(batch, value))
         later = self.perception.critic_context(critic, base, batch.next_observations)
         target = self.critic.target(batch, self.critic.expected_value(self.critic.value_output(critic, later.features)))

@@ -1,16 +1,31 @@
-"""Behaviour cloning, by flow matching or with a Gaussian; with interventions it is HG-DAgger (Kelly 2019)."""
+"""Behaviour cloning, with any policy; with interventions it is HG-DAgger (Kelly 2019)."""
 
 from __future__ import annotations
 
 import jax
 
 from serl_chunk.agents.base import PolicyAgent
-from serl_chunk.agents.policies.choice import policy_of
+from serl_chunk.agents.perception import Perception
+from serl_chunk.agents.policies.base import ChunkPolicy
+from serl_chunk.agents.policies.flow import FlowPolicy
+from serl_chunk.agents.policies.heads import GaussianPolicy, LaplacePolicy
+from serl_chunk.agents.policies.pi0 import Pi0Policy, PublishedPi0Policy
 from serl_chunk.agents.spec import AgentSpec
 from serl_chunk.agents.state import Acted, AgentState, Alone, Committed, Noise, Observation, Params, key_of
 from serl_chunk.config.agents.bc import BcConfig
+from serl_chunk.config.agents.policy import PolicyConfig
 from serl_chunk.models.sums import Loss
 from serl_chunk.types import ChunkBatch
+
+
+def policy_of(config: PolicyConfig, perception: Perception) -> ChunkPolicy:
+    """The policy that `config.policy` names."""
+    if config.policy == "pi0":
+        return (PublishedPi0Policy if config.pi0.published else Pi0Policy)(config.pi0, perception, config.train_delay)
+    if not isinstance(config, BcConfig) or config.policy == "flow":
+        return FlowPolicy(config.flow, perception, config.train_delay)
+    head = LaplacePolicy if config.policy == "laplace" else GaussianPolicy
+    return head(config.hidden, perception)
 
 
 class Bc(PolicyAgent):

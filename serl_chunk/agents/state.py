@@ -13,7 +13,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from serl_chunk.agents.compilation import Place
-from serl_chunk.models.sums import Metrics
+from serl_chunk.models.sums import Metrics as Metrics
 from serl_chunk.types import Array, ConfigError
 
 Params = Any  # a nested dict of arrays

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from serl_chunk.agents.base import Agent
 from serl_chunk.agents.registry import trainer_of
 from serl_chunk.agents.spec import agent_spec
-from serl_chunk.agents.state import AgentState, Params
+from serl_chunk.agents.state import AgentState, Metrics, Params
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.preprocess import Preprocess, fit_preprocess
 from serl_chunk.io import fsync_path, plural
@@ -32,7 +32,6 @@ from serl_chunk.learner.offline_data import InitialData, precompute_features
 from serl_chunk.learner.schedule import BY_LEARNER, Check, Evaluate, Evaluations, TrainingProgress
 from serl_chunk.learner.trainers.base import Trainer
 from serl_chunk.learner.training_stats import TrainingStats, ValueRange
-from serl_chunk.models.sums import Metrics
 from serl_chunk.replay.memory import available_bytes, check_memory
 from serl_chunk.replay.replay import Replay
 from serl_chunk.runs.checkpoints import EXPORTS, LearnerCheckpoints, PolicyCheckpoint, Restored, Saves

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from serl_chunk.models.sums import Metrics
+from serl_chunk.agents.state import Metrics
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 import jax
 
+from serl_chunk.agents.state import Metrics
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.learner.profiling import PROFILE, CallFigures, UpdateTrace
-from serl_chunk.models.sums import Metrics
 from serl_chunk.replay.episode import EpisodeStats
 from serl_chunk.replay.partitions import realised_returns
 from serl_chunk.replay.replay import Half, Replay

@@ -14,6 +14,7 @@ import numpy as np
 
 from serl_chunk.agents.groups.agent import GroupAgent
 from serl_chunk.agents.groups.rows import Episodes, GroupRows, minibatches, uncredited
+from serl_chunk.agents.state import Metrics
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import as_text, leaves, require
 from serl_chunk.data.preprocess import Preprocess
@@ -25,7 +26,6 @@ from serl_chunk.learner.offline_data import InitialData
 from serl_chunk.learner.profiling import free_device_bytes
 from serl_chunk.learner.schedule import Phase
 from serl_chunk.learner.trainers.pretraining import PretrainingTrainer
-from serl_chunk.models.sums import Metrics
 from serl_chunk.replay.memory import available_bytes
 from serl_chunk.runs.status_line import StatusFields
 

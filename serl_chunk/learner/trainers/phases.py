@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax.numpy as jnp
 
 from serl_chunk.agents.acfql import Acfql
+from serl_chunk.agents.state import Metrics
 from serl_chunk.learner.offline_data import InitialData
 from serl_chunk.learner.schedule import PRETRAINING, Phase, TrainingSchedule, phases_of
 from serl_chunk.learner.trainers.pretraining import ON_DATA, PretrainingTrainer
 from serl_chunk.learner.trainers.relabelling import Relabelled
-from serl_chunk.models.sums import Metrics
 from serl_chunk.runs.status_line import StatusFields
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from typing import Protocol
 import jax
 import numpy as np
 
-from serl_chunk.agents.state import AgentState, Params
-from serl_chunk.models.sums import Metrics
+from serl_chunk.agents.state import AgentState, Metrics, Params
 from serl_chunk.replay.replay import BatchLoader, Replay, Request
 from serl_chunk.types import PROMPT, PROMPT_MASK, ChunkBatch
 
