@@ -4,13 +4,11 @@ The policy imitates, and the critic chooses among N of its chunks. The critic's 
 data (IQL). As published the target is the critic's value of the chunk that the policy would choose: `published_qc`.
 
 With `DecoupledConfig` (decoupled Q-chunking, Li, Park and Levine 2025) the critic Q_h of h actions teaches Q_e of the e
-executed ones, and chunks are compared by Q_e:
+executed ones, which has a target network, and by which candidates are compared:
 
     Q_h(o, a_0..a_{h-1})  <-  R + gamma^n mask V'(o_{t+n})     online heads; V' below
     Q_e(o, a_0..a_{e-1})  <-  kappa-expectile of Q_h           head k by the online head k, as before this step
     V(o)                  <-  expectile of Q_e                 by the target (averaged) heads of Q_e; V' = V, online
-
-Only Q_e has a target network, and candidates are compared by Q_e.
 """
 
 from __future__ import annotations

@@ -122,11 +122,11 @@ class Agent(abc.ABC):
     def critic_loss(self, critic: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise) -> Loss:
         raise NotImplementedError
 
-    @abc.abstractmethod
     def policy_loss(
         self, policy: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise, *, bc_only: bool
     ) -> Loss:
         """The policy's loss on the `policy_part` of a batch; with `bc_only` the part of it that needs no critic."""
+        raise NotImplementedError
 
     @abc.abstractmethod
     def acting_noise(self, key: jax.Array, observation: Observation, *, explore: bool, alone: Alone = False) -> Noise:

@@ -74,11 +74,6 @@ class ArmAndGripper(Agent):
     def policy_draws(self, key: jax.Array, batch: ChunkBatch) -> Noise:
         return self.inner.policy_draws(key, batch)
 
-    def policy_loss(
-        self, policy: Params, state: AgentState, base: Params, batch: ChunkBatch, draws: Noise, *, bc_only: bool
-    ) -> Loss:
-        return self.inner.policy_loss(policy, state, base, batch, draws, bc_only=bc_only)
-
     def step(
         self, state: AgentState, base: Params, batch: ChunkBatch, draws: Mapping[str, Noise], *, bc_only: bool = False
     ) -> Updated:

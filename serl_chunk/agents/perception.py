@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from serl_chunk.agents.spec import GRIPPER, POLICY_FEATURES, AgentSpec
+from serl_chunk.agents.spec import GRIPPER, POLICY_FEATURES, AgentSpec, FeatureSpec
 from serl_chunk.agents.state import Context, Observation, Params, key_of
 from serl_chunk.agents.vision import ObservationEmbedder, Vision
 from serl_chunk.config.agents.base import AgentConfig
@@ -91,4 +91,6 @@ class Perception:
         if not (self.config.encoder.cache_features and self.vision.frozen):
             return None
         embed = lambda base, entries: self.vision.embed(base, *entries.values())  # noqa: E731  of one camera
-        return ObservationEmbedder(self.vision.features(), embed, base)
+        shapes = {c.name: self.vision.feature_shape(c) for c in self.spec.cameras}
+        features = {FEATURE_PREFIX + c: FeatureSpec(shape, (IMAGE_PREFIX + c,)) for c, shape in shapes.items()}
+        return ObservationEmbedder(features, embed, base)

@@ -113,12 +113,6 @@ class Vision:
         frame = jax.ShapeDtypeStruct((1, camera.height, camera.width, 3), jnp.uint8)
         return jax.eval_shape(self.embed, base, frame).shape[1:]
 
-    def features(self) -> dict[str, FeatureSpec]:
-        """A frozen backbone's features of each camera, by their names in batches."""
-        return {
-            FEATURE_PREFIX + c.name: FeatureSpec(self.feature_shape(c), (IMAGE_PREFIX + c.name,)) for c in self._cameras
-        }
-
     def encode_images(self, base: Params, observation: Observation) -> dict[str, jax.Array]:
         """`observation` with `features/<camera>` float16[..., h, w, 512] in place of `images/<camera>`, if frozen."""
         out = dict(observation)

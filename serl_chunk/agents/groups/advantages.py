@@ -46,9 +46,8 @@ class RunningMean:
     def used(self, critic: Params, opt: Any, features: np.ndarray, reward: np.ndarray) -> Used:
         total, weight = float(critic["total"]), float(critic["weight"])
         mean = total / weight if weight else reward.mean()
-        numbers = _MEMORY * total + reward.sum(), _MEMORY * weight + len(reward)
-        after = dict(zip(("total", "weight"), map(jnp.float32, numbers), strict=True))
-        return after, opt, (reward - mean).astype(np.float32)
+        after = {"total": _MEMORY * total + reward.sum(), "weight": _MEMORY * weight + len(reward)}
+        return jax.tree.map(jnp.float32, after), opt, (reward - mean).astype(np.float32)
 
 
 class FirstValue:
@@ -66,10 +65,9 @@ class FirstValue:
 
     def used(self, critic: Params, opt: Any, features: np.ndarray, reward: np.ndarray) -> Used:
         """Features float32[E', F] of the E episodes, E' at least E: rows after them count for nothing."""
-        filled = np.zeros(len(features), np.float32)
-        filled[: len(reward)] = reward
         value = np.asarray(self._predict(critic, features))[: len(reward)]
-        weight = (np.arange(len(features)) < len(reward)).astype(np.float32)
+        padding = 0, len(features) - len(reward)
+        filled, weight = (np.pad(of.astype(np.float32), padding) for of in (reward, np.ones(len(reward))))
         after, opt = self._fit(critic, opt, features, filled, weight)
         return after, opt, reward - value
 

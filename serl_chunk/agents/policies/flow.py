@@ -175,11 +175,8 @@ class FlowPolicy(ChunkNetwork, SampledFlow):
     def recorded_chunk(self, record: Record) -> jax.Array:
         return self.chunks(record["sample"])
 
-    def _net(
-        self, params: Params, context: Context, x: jax.Array, t: jax.Array, given: jax.Array, *, repeated: bool = False
-    ) -> jax.Array:
-        inputs = self._inputs(context.features, given)
-        return self.field.apply({"params": params}, inputs, x, t, repeated=repeated)
+    def _net(self, params: Params, context: Context, x: jax.Array, t: jax.Array, given: jax.Array) -> jax.Array:
+        return self.field.apply({"params": params}, self._inputs(context.features, given), x, t)
 
     def loss(
         self, params: Params, context: Context, chunks: jax.Array, weight: jax.Array, given: jax.Array, draws: Noise
@@ -201,10 +198,11 @@ class FlowPolicy(ChunkNetwork, SampledFlow):
             given = jnp.asarray(committed.mask)
             actions = committed.actions.reshape(*lead, 1, self.chunk_dim)
             fixed = (actions, jnp.repeat(given, self.spec.action_dim, axis=-1)[..., None, :])
-        one = context._replace(features=context.features[..., None, :])
+        features = context.features[..., None, :]
 
         def net(x: jax.Array, t: jax.Array) -> jax.Array:
-            return self._net(params, one, x, t, given[..., None, :], repeated=True)
+            inputs = self._inputs(features, given[..., None, :])
+            return self.field.apply({"params": params}, inputs, x, t, repeated=True)
 
         spread = None if self.published else self.flow.spread
         return self.chunks(integrate(net, noise, self.steps, fixed, clean=self.sees_given, spread=spread))
