@@ -117,9 +117,13 @@ def test_a_change_is_charged_as_far_as_the_return_goes_and_to_the_grasp_critic_a
 def test_whether_the_arms_critic_sees_the_gripper(sees):
     agent, state = with_choices("acfql", joint=False, critic_sees_gripper=sees)
     shift = np.random.default_rng(0).normal(size=(8, HORIZON, 5)).astype(np.float32)
-    batch = one_batch(agent, bc_action_shift=shift)
+    batch, masked = one_batch(agent, bc_action_shift=shift), agent.config.gripper.mask_unreachable
     arm, executed, preferred = jax.jit(
-        lambda b: (agent.arm_batch(state, b), agent.executed(b), agent.preferred(state.grasp, b.next_observations))
+        lambda b: (
+            agent.arm_batch(state, b),
+            agent.executed(b),
+            agent.preferred(state.grasp, b.next_observations, masked),
+        )
     )(batch)
     np.testing.assert_array_equal(arm.bc_action_shift, shift[..., ARM])
     np.testing.assert_array_equal(arm.actions, batch.actions[..., ARM])
