@@ -38,9 +38,9 @@ def train_flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("--weights", metavar="FILE", help="HIL-SERL's frozen ResNet-10, from `serl-chunk data encoder`")
     wanted = "share of held-out episodes that may end as a false success (default: %(default)s)"
     p.add_argument("--false_positives", type=float, default=0.01, metavar="P", help=wanted)
-    in_a_row = "so many frames in a row above the threshold are a success (default: %(default)s)"
+    in_a_row = "number of frames in a row above the threshold that are a success (default: %(default)s)"
     p.add_argument("--frames", type=int, default=3, metavar="K", help=in_a_row)
-    p.add_argument("--steps", type=int, default=2000, metavar="N", help="at most so many updates (%(default)s)")
+    p.add_argument("--steps", type=int, default=2000, metavar="N", help="maximum number of updates (%(default)s)")
     p.add_argument("--batch_size", type=int, default=64, metavar="B", help="frames of an update (%(default)s)")
     p.add_argument("--seed", type=int, default=42, help="of parameters, batches and the split (%(default)s)")
 
@@ -65,9 +65,9 @@ def _add_reading(p: argparse.ArgumentParser) -> None:
     outcome = p.add_mutually_exclusive_group()
     outcome.add_argument("--success", action="store_true", help="episodes whose files record no outcome succeeded")
     outcome.add_argument("--failure", action="store_true", help="they failed")
-    last = "so many last frames of a successful episode show the success (default: %(default)s)"
+    last = "number of final frames of a success labelled as success (default: %(default)s)"
     p.add_argument("--positives", type=int, default=1, metavar="K", help=last)
-    before = "so many before them count as neither, as the outcome may be given late (default: %(default)s)"
+    before = "number of frames before them without a label: an outcome may come late (default: %(default)s)"
     p.add_argument("--ignored", type=int, default=5, metavar="K", help=before)
 
 
