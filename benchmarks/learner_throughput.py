@@ -1,16 +1,20 @@
-"""Updates per second of the training loop, and the share of time it spends outside the compiled update.
+"""Updates per second of the training loop, the share of time outside the compiled update, and the host's time.
 
 Four critic updates a call (UTD 4), batch 256, chunks of 5, ten critics of 2x256 (acrlpd), on random episodes of
 14 joints and 30 state numbers. The bare rate is the compiled update on one batch that never changes; the loop
-samples, normalises and moves every batch:
+samples, normalises and moves every batch, and waits for the call before the last, as a learner does. Parts are
+processor time of the training thread per update, of calls of one update, medians; each call begins when the one before
+it is over. Pinned to one core:
 
-    python benchmarks/learner_throughput.py --json learner_throughput.json
+    taskset -c 1 python benchmarks/learner_throughput.py --json learner_throughput.json
 """
 
 from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
@@ -29,43 +33,98 @@ from serl_chunk.types import RobotSpec
 STATE, ACTION, LENGTH, HORIZON, UTD, BATCH = 30, 14, 100, 5, 4, 256
 
 
-def measure(name: str, config: ExperimentConfig, spec: RobotSpec, seconds: float) -> dict[str, float]:
-    """Medians over one-second slices, loop and bare alternating in one run."""
-    rng = np.random.default_rng(0)
-    demos = [noise_episode(f"demo{k}", spec, LENGTH, rng) for k in range(50)]
-    agent = make_agent(config, spec)
-    replay = Replay(spec, config, fit_preprocess(config, spec, demos), bc_on=config.imitated)
-    replay.add_demo(*demos)
-    for k in range(50):
-        for record in noise_episode(f"online{k}", spec, LENGTH, rng):
-            replay.insert("s", record)
-    loader = BatchLoader(replay, rng, put=jax.device_put, prefetch=2)
-    state = agent.init(jax.random.key(0))
+class Loop:
+    """A replay, an agent, and the batches of its updates."""
+
+    def __init__(self, config: ExperimentConfig, spec: RobotSpec) -> None:
+        self.rng = np.random.default_rng(0)
+        demos = [noise_episode(f"demo{k}", spec, LENGTH, self.rng) for k in range(50)]
+        self.agent = make_agent(config, spec)
+        self.preprocess = fit_preprocess(config, spec, demos)
+        self.replay = Replay(spec, config, self.preprocess, bc_on=config.imitated)
+        self.replay.add_demo(*demos)
+        for k in range(50):
+            for record in noise_episode(f"online{k}", spec, LENGTH, self.rng):
+                self.replay.insert("s", record)
+        self.state = self.agent.init(jax.random.key(0))
+
+    def update(self, batches: Any) -> Any:
+        self.state, metrics = self.agent.update(self.state, {}, batches)
+        return metrics
+
+
+def rates(loop: Loop, seconds: float) -> dict[str, float]:
+    """Updates per second: medians over one-second slices, loop and bare alternating."""
+    loader = BatchLoader(loop.replay, loop.rng, put=jax.device_put, prefetch=2)
     asked = Request("critic", UTD, BATCH)
     fixed = loader.next(asked)
-    state, _ = agent.update(state, {}, fixed)
-    rates: dict[str, list[float]] = {"loop": [], "bare": []}
+    loop.update(fixed)
+    found: dict[str, list[float]] = {"loop": [], "bare": []}
     for _ in range(max(1, round(seconds / 2))):
-        for mode, values in rates.items():
-            jax.block_until_ready(state)
-            start, count = time.perf_counter(), 0
+        for mode, values in found.items():
+            jax.block_until_ready(loop.state)
+            start, count, last = time.perf_counter(), 0, None
             while time.perf_counter() - start < 1.0:
-                state, metrics = agent.update(state, {}, loader.next(asked) if mode == "loop" else fixed)
-                jax.block_until_ready(metrics)
-                count += UTD
+                metrics = loop.update(loader.next(asked) if mode == "loop" else fixed)
+                jax.block_until_ready(last)
+                last, count = metrics, count + UTD
+            jax.block_until_ready(loop.state)
             values.append(count / (time.perf_counter() - start))
     loader.close()
-    loop, bare = statistics.median(rates["loop"]), statistics.median(rates["bare"])
-    outside = max(0.0, 1 - loop / bare)
+    return {mode: statistics.median(values) for mode, values in found.items()}
+
+
+class Clock:
+    """Processor time of the calling thread, ms, by part."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, list[float]] = {}
+
+    def lap(self, part: str, work: Callable[[], Any], updates: int = 1) -> Any:
+        start = time.thread_time()
+        done = work()
+        self.parts.setdefault(part, []).append(1e3 * (time.thread_time() - start) / updates)
+        return done
+
+    def medians(self) -> dict[str, float]:
+        parts = {part: statistics.median(values) for part, values in self.parts.items()}
+        return parts | {"host": sum(parts.values())}
+
+
+def with_batches(loop: Loop, clock: Clock) -> None:
+    """Do a call of one update on a batch that the host gathers."""
+    batch = clock.lap("sample", lambda: loop.replay.sample(loop.rng, BATCH, 1))
+    batches = clock.lap("put", lambda: jax.device_put({"critic": batch}))
+    jax.block_until_ready(clock.lap("dispatch", lambda: loop.update(batches)))
+
+
+def measure(name: str, config: ExperimentConfig, spec: RobotSpec, seconds: float) -> dict[str, float]:
+    loop = Loop(config, spec)
+    found = rates(loop, seconds)
+    outside = max(0.0, 1 - found["loop"] / found["bare"])
     print(
-        f"{name}: {loop:.1f} updates/s in the loop, {bare:.1f} bare; {100 * outside:.1f} % of time outside the update"
+        f"{name}: {found['loop']:.1f} updates/s in the loop, {found['bare']:.1f} bare; {100 * outside:.1f} % of time "
+        "outside the update"
     )
-    return {f"{name}_updates_per_s": loop, f"{name}_bare_updates_per_s": bare, f"{name}_outside_share": outside}
+    figures = {
+        f"{name}_updates_per_s": found["loop"], f"{name}_bare_updates_per_s": found["bare"],
+        f"{name}_outside_share": outside,
+    }  # fmt: skip
+    clocks = {"batches": Clock()}
+    with_batches(loop, Clock())  # compiles
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        with_batches(loop, clocks["batches"])
+    for way, clock in clocks.items():
+        parts = clock.medians()
+        print(f"  {way}: " + ", ".join(f"{part} {ms:.3f}" for part, ms in parts.items()) + " ms an update")
+        figures |= {f"{name}_{way}_{part}_ms": ms for part, ms in parts.items()}
+    return figures
 
 
 def main() -> None:
     p = make_parser(__doc__)
-    p.add_argument("--seconds", type=float, default=30.0, help="per agent")
+    p.add_argument("--seconds", type=float, default=30.0, help="of the rates of each agent, and of its parts")
     args = p.parse_args()
     spec = RobotSpec(
         "random", 50.0, STATE, (-1.0,) * ACTION, (1.0,) * ACTION, tuple(range(ACTION)), (6, 13), (), LENGTH
