@@ -413,6 +413,7 @@ class EpisodeBuilder:
         if not episode.demonstration:  # which is whole at once: its end says all of it
             self._partitions.relabel(episode, first)
             self._partitions.index(episode)
+            storage.note(episode.rows[max(0, first - 1) :])  # the step before leads to the first one now
         return block.n
 
     def _end(self, session: str, end: End, *, checked: bool = False) -> EpisodeStats | None:
@@ -500,6 +501,7 @@ class EpisodeBuilder:
         storage.links.close(episode, storage.steps.lost_ticks)
         self._partitions.relabel(episode)
         self._partitions.index(episode)
+        storage.note(episode.rows)
 
     def _reopen(self, episode: StoredEpisode) -> None:
         """Undo a provisional close: the actor came back."""
@@ -508,6 +510,7 @@ class EpisodeBuilder:
             self._partitions.of(episode).grow(-1, -self._partitions.storage.reopen(episode))
             episode.end, episode.provisional = None, False
             self._partitions.index(episode)
+            self._partitions.storage.note(episode.rows[-1:])
 
 
 def _died(episode: StoredEpisode) -> End:

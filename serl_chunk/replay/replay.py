@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from serl_chunk.replay.features import Embedder
 from serl_chunk.replay.frame_storage import Fetch
 from serl_chunk.replay.memory import available_bytes, check_memory, estimate_disk_bytes
 from serl_chunk.replay.partitions import Added, EpisodeBuilder, Partitions
-from serl_chunk.replay.windows import StratifiedSampler, gather, gather_qc_windows, with_moved_joints
+from serl_chunk.replay.windows import StratifiedSampler, WindowColumns, gather, gather_qc_windows, with_moved_joints
 from serl_chunk.types import STATE, ChunkBatch, ConfigError, DataError, Episode, Record, RobotSpec
 
 DEMO_SESSION = "demonstrations"  # the session under which demonstrations are kept
@@ -27,6 +28,8 @@ _COUNTED = (  # reported from the start, so that a metric's absence never means 
     "steps", "episodes", "evicted_episodes", "kept_for_interventions", "dropped_open_episodes",
     "discarded_episodes", "empty_episodes", "orphan_records", "orphan_steps",
 )  # fmt: skip
+
+PARTS = (64, 512, 4096)  # rows that are mirrored at once: each length is compiled once
 
 Half = Literal["demo", "online"]
 
@@ -91,6 +94,7 @@ class Replay:
         self._partitions = Partitions(spec, config, preprocess, bc_on, self._count, embed)
         self._builder = EpisodeBuilder(self._partitions, config.discount, self._count)
         self._sampled = self._sampled_demo = self._actions = self._clipped = 0
+        self._counted = deque[Any]()
         self._lock = threading.RLock()
         # Of demonstrations and of finished online episodes that came to this process; complete with each of them.
         self.outside_model_space: dict[Half, OutsideCount] = {"demo": OutsideCount(), "online": OutsideCount()}
@@ -199,10 +203,49 @@ class Replay:
             self._actions += int(live.sum()) * batch.actions.shape[2]
         for fetch in pending:  # without the lock: decoding takes a while, and records go on coming in
             fetch()
-        noise = self._config.agent.joint_noise
-        if noise and len(self._preprocess.followed_joints):
-            batch = with_moved_joints(batch, self._preprocess, noise, rng)
+        if self.moves:
+            moves = np.random.default_rng(_seed(rng)).standard_normal((len(batch.mask), len(self.reach)), np.float32)
+            batch = with_moved_joints(batch, self._preprocess, self.reach, moves)
         return batch if updates is None else _lead(batch, updates, batch_size)
+
+    def mirror(self) -> WindowColumns:
+        """Return the columns that `changes` keeps a mirror of equal to; from now on changes are noted."""
+        with self._lock:
+            storage = self._partitions.storage
+            held = [e.rows for partition in self._partitions.all for e in partition.episodes.values()]
+            storage.changed = held
+            return WindowColumns.of(storage)
+
+    @property
+    def mirrored_bytes(self) -> int:
+        return sum(column.nbytes for column in WindowColumns.of(self._partitions.storage) if column is not None)
+
+    def draw(
+        self, rng: np.random.Generator, calls: int, requests: Sequence[Request], half: Half | None = None
+    ) -> tuple[dict[str, Drawn], list[tuple[np.ndarray, WindowColumns]]]:
+        """Draw the windows that `sample` would for so many calls, in the order of `requests`.
+
+        Also returns the rows that changed since the last draw, each part int32[N] of a length in `PARTS`, and what they
+        hold now: a mirror with these has the windows. Raises as `sample`.
+        """
+        with self._lock:
+            drawn = {r.name: Drawn.empty(calls, r, seeds=self.moves) for r in requests}
+            for i in range(calls):
+                for r in requests:
+                    starts, seeds = drawn[r.name]
+                    starts[i] = self._draw(rng, r.updates, r.size, half, imitated=r.imitated)
+                    if seeds is not None:
+                        seeds[i] = _seed(rng)
+            storage = self._partitions.storage
+            changed, storage.changed = storage.changed, []
+            return drawn, _parts(changed, WindowColumns.of(storage)) if changed else []
+
+    def count_outside(self, counts: Any) -> None:
+        """Count numbers of drawn actions that are gathered elsewhere: int32[..., 2], those beyond model space and all.
+
+        They may still be computed: `stats` waits for them.
+        """
+        self._counted.append(counts)
 
     def _draw(
         self, rng: np.random.Generator, updates: int, batch_size: int, half: Half | None, *, imitated: bool
@@ -236,6 +279,16 @@ class Replay:
             self._sampled += updates * batch_size
             self._sampled_demo += updates * parts[0][1]
         return np.concatenate([w.draw(rng, (updates, count)) for w, count in parts if count], axis=1)
+
+    @property
+    def moves(self) -> bool:
+        """Whether windows have moved joints (`agent.bc_joint_noise`)."""
+        return bool(self._config.agent.joint_noise) and len(self._preprocess.followed_joints) > 0
+
+    @functools.cached_property
+    def reach(self) -> np.ndarray:
+        """Standard deviation of the moves of each followed joint, float32[J], robot units."""
+        return self._config.agent.joint_noise * self._preprocess.joint_reach
 
     @property
     def window_steps(self) -> int:
@@ -282,7 +335,10 @@ class Replay:
 
     def stats(self) -> dict[str, float]:
         """Sizes, counts and shares under `replay/` names; shares are over everything sampled so far."""
+        counted = [np.reshape(self._counted.popleft(), (-1, 2)).sum(0).tolist() for _ in range(len(self._counted))]
         with self._lock:
+            for outside, numbers in counted:
+                self._clipped, self._actions = self._clipped + outside, self._actions + numbers
             out = self._partitions.stats() | dict(self._count)
             out["undecodable_frames"] = sum(e.undecodable for e in self._partitions.storage.frames.encoded)
             out["clipped_share"] = self._clipped / max(1, self._actions)
@@ -293,6 +349,20 @@ class Replay:
             if isinstance(demo := self._partitions.windows_demo, StratifiedSampler):
                 out["positive_share"] = demo.positive / max(1, demo.drawn)
         return {f"replay/{name}": value for name, value in out.items()}
+
+
+def _seed(rng: np.random.Generator) -> int:
+    return int(rng.bit_generator.random_raw()) >> 32  # type: ignore[attr-defined]
+
+
+def _parts(changed: Sequence[np.ndarray], columns: WindowColumns) -> list[tuple[np.ndarray, WindowColumns]]:
+    rows, parts = np.unique(np.concatenate(changed)), []
+    for start in range(0, len(rows), PARTS[-1]):
+        part = rows[start : start + PARTS[-1]]
+        length = next(n for n in PARTS if n >= len(part))
+        part = np.append(part, np.repeat(part[-1:], length - len(part))).astype(np.int32)
+        parts.append((part, WindowColumns(*(None if c is None else c[part] for c in columns))))
+    return parts
 
 
 def _lead(batch: ChunkBatch, updates: int, batch_size: int) -> ChunkBatch:
@@ -313,6 +383,18 @@ class Request(NamedTuple):
     next_observations: bool = True
     frames: bool | None = None
     imitated: bool = False
+
+
+class Drawn(NamedTuple):
+    """Windows of a request for several calls, that are not gathered yet."""
+
+    starts: Any  # int32[calls, updates, size], storage rows
+    seeds: Any  # uint32[calls], of the moves of joints; None without them
+
+    @classmethod
+    def empty(cls, calls: int, request: Request, *, seeds: bool) -> Drawn:
+        shape = calls, request.updates, request.size
+        return cls(np.empty(shape, np.int32), np.empty(calls, np.uint32) if seeds else None)
 
 
 class BatchLoader:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -200,12 +201,16 @@ class HumanParts(_Columns):
 
     def bc_dims(self, steps: np.ndarray) -> np.ndarray | None:
         """Return `ChunkBatch.bc_dims` float32[B, L, A] of rows `steps` int64[B, L]; None before a step needs it."""
-        if self.dims is None or self.alone is None:
-            return None
-        out = np.ones((*steps.shape, self._action_dim), np.float32)
-        alone = self.alone[steps]
-        out[alone] = np.unpackbits(self.dims[steps[alone]], axis=1, count=self._action_dim)
-        return out
+        return imitated_dims(self.dims, self.alone, steps, self._action_dim)
+
+
+def imitated_dims(dims: Any, alone: Any, steps: Any, action_dim: int) -> Any:
+    """Return `HumanParts.bc_dims` of its columns, by the library that has `steps`."""
+    if dims is None or alone is None:
+        return None
+    xp = steps.__array_namespace__()
+    parts = xp.unpackbits(dims[steps], axis=-1, count=action_dim)
+    return xp.where(alone[steps][..., None], parts, np.uint8(1)).astype(np.float32)
 
 
 Observe = Callable[[np.ndarray, RowTexts | None], dict[str, np.ndarray]]  # `Preprocess.observe_rows`
@@ -224,6 +229,7 @@ class StepStorage:
         embed: Embedder | None = None, observations: int = 0, tasks: TaskTable | None = None,
     ) -> None:  # fmt: skip
         self.spec, self.tasks = spec, tasks
+        self.changed: list[np.ndarray] | None = None  # rows written since they were mirrored; None: there is no mirror
         self.row_slots = FreeList(rows)
         self.steps = StepColumns(spec, rows, tasks=tasks is not None)
         self.links = Links(rows)
@@ -373,6 +379,11 @@ class StepStorage:
             inputs[key], load = self.frames.at(c, places if rows is None else self.frames.frame[rows, c])
             loads += [] if load is None else [load]
         return {key: inputs[key] for key in table.group.reads}, loads
+
+    def note(self, rows: np.ndarray) -> None:
+        """Note that `rows` int64[K], links included, are not what a mirror has."""
+        if self.changed is not None:
+            self.changed.append(rows)
 
     def release(self, episode: StoredEpisode) -> None:
         self.row_slots.give_back(episode.rows)

@@ -7,8 +7,8 @@ the critic's horizon, or more for n-step returns. Its target is `sum_i gamma^i r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -17,13 +17,14 @@ from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.replay.episode import human_segments
 from serl_chunk.replay.frame_storage import Fetch
-from serl_chunk.replay.step_storage import StepStorage
+from serl_chunk.replay.step_storage import StepStorage, imitated_dims
 from serl_chunk.types import STATE, ChunkBatch, Outcome, Source
 
 if TYPE_CHECKING:
     from serl_chunk.replay.partitions import Partition
 
 
+Encode = Callable[[Any, Any], Any]  # `Preprocess.encode`: raw states and chunks to model space
 _NO_TICKS = np.empty(0, np.int64)
 
 
@@ -160,6 +161,70 @@ class StratifiedSampler:
         return rows
 
 
+class WindowColumns(NamedTuple):
+    """The columns that windows are gathered from, as the storage names them; of the host, or mirrored on a device."""
+
+    state: Any
+    action: Any
+    effective: Any
+    bc_weight: Any
+    tick: Any
+    decision_tick: Any
+    succ: Any
+    pred: Any
+    live: Any
+    terminal: Any
+    dims: Any = None  # of `HumanParts`; None before a step needs it
+    alone: Any = None
+
+    @classmethod
+    def of(cls, storage: StepStorage) -> WindowColumns:
+        steps, links, parts = storage.steps, storage.links, storage.human_parts
+        return cls(
+            steps.state, steps.action, steps.effective, steps.bc_weight, steps.tick, steps.decision_tick,
+            links.succ, links.pred, links.live, links.terminal, parts.dims, parts.alone,
+        )  # fmt: skip
+
+    def windows(self, starts: Any, config: ExperimentConfig, encode: Encode) -> tuple[ChunkBatch, Any, Any]:
+        """Return the windows that start at rows `starts` int[B] without observations, their raw states and end rows.
+
+        The arrays are fresh, and of the library that has `starts`: NumPy, or JAX within a compiled function.
+        """
+        xp = starts.__array_namespace__()
+        horizon, returned = config.chunk.carried, config.chunk.returned
+        path = [starts]
+        for _ in range(max(horizon, returned)):
+            path.append(self.succ[path[-1]])  # a row that is not live leads to itself
+        rows = xp.stack(path, axis=1)
+        exists = self.live[rows[:, :-1]]
+        steps, paid, ends = rows[:, :horizon], rows[:, :returned], rows[:, returned]
+        live, earned = exists[:, :horizon], exists[:, :returned]
+        valid = live.astype(np.float32)
+        discounts = np.power(config.discount, np.arange(returned + 1)).astype(np.float32)
+        last_step = live.sum(1) - 1
+        executed = xp.take_along_axis(steps, xp.minimum(xp.arange(horizon), last_step[:, None]), axis=1)
+        state = self.state[starts]
+        actions = encode(state, self.action[executed])
+        decided = live & (self.decision_tick[steps] == self.tick[starts][:, None])  # -1 where the policy did not act
+        batch = ChunkBatch(
+            observations={},
+            actions=actions,
+            valid=valid,
+            rewards=xp.where(earned, self.effective[paid], np.float32(0)),
+            mask=(~self.terminal[ends]).astype(np.float32),
+            discount_n=xp.asarray(discounts)[earned.sum(1)],
+            next_observations={},
+            bc_weight=self.bc_weight[steps] * valid,
+            delay=decided.argmax(1).astype(np.int32),
+            weight=xp.ones(len(starts), np.float32),
+            bc_dims=imitated_dims(self.dims, self.alone, steps, self.action.shape[1]),
+        )
+        if config.agent.gripper.reads_before:  # the action executed on the tick before
+            before = self.action[self.pred[starts]][:, None]
+            batch = batch._replace(prev_action=encode(state, before)[:, 0])
+        return batch, state, ends
+
+
 def gather(
     storage: StepStorage, preprocess: Preprocess, config: ExperimentConfig, starts: np.ndarray,
     *, later: bool = True, frames: bool | None = None,
@@ -171,61 +236,34 @@ def gather(
     more rewards than actions. Without `later` there are no next observations. `frames`: see `StepStorage.seen_at`.
     Fields: docs/architecture/replay.md.
     """
-    horizon, returned = config.chunk.carried, config.chunk.returned
-    b, reach = len(starts), max(horizon, returned)
-    held, links = storage.steps, storage.links
-    rows = np.empty((b, reach + 1), np.int64)
-    rows[:, 0] = starts
-    for i in range(reach):
-        rows[:, i + 1] = links.succ[rows[:, i]]  # a row that is not live leads to itself
-    exists = links.live[rows[:, :reach]]
-    steps, paid, ends = rows[:, :horizon], rows[:, :returned], rows[:, returned]
-    live, earned = exists[:, :horizon], exists[:, :returned]
-    valid = live.astype(np.float32)
-    n = earned.sum(1)
-    last_step = live.sum(1) - 1
-    executed = np.take_along_axis(steps, np.minimum(np.arange(horizon), last_step[:, None]), axis=1)
-    state = held.state[starts]
-    actions = preprocess.encode(state, held.action[executed])
-    decided = live & (held.decision_tick[steps] == held.tick[starts][:, None])  # -1 where the policy did not act
+    b = len(starts)
+    batch, state, ends = WindowColumns.of(storage).windows(starts, config, preprocess.encode)
     observations = preprocess.observe_rows(state, storage.texts_at(starts, frames))
-    next_observations = preprocess.observe_rows(held.state[ends], storage.texts_at(ends, frames)) if later else {}
+    next_observations = (
+        preprocess.observe_rows(storage.steps.state[ends], storage.texts_at(ends, frames)) if later else {}
+    )
     shown = np.concatenate([starts, ends]) if later else starts
     seen, pending = storage.seen_at(shown, preprocess.observe_rows, frames)
     observations |= {key: values[:b] for key, values in seen.items()}
     if later:
         next_observations |= {key: values[b:] for key, values in seen.items()}
-    batch = ChunkBatch(
-        observations=observations,
-        actions=actions,
-        valid=valid,
-        rewards=np.where(earned, held.effective[paid], np.float32(0)),
-        mask=(~links.terminal[ends]).astype(np.float32),
-        discount_n=np.power(config.discount, n).astype(np.float32),
-        next_observations=next_observations,
-        bc_weight=held.bc_weight[steps] * valid,
-        delay=decided.argmax(1).astype(np.int32),
-        weight=np.ones(b, np.float32),
-        bc_dims=storage.human_parts.bc_dims(steps),
-    )
-    if config.agent.gripper.reads_before:  # the action executed on the tick before
-        before = held.action[links.pred[starts]][:, None]
-        batch = batch._replace(prev_action=preprocess.encode(state, before)[:, 0])
-    return batch, pending
+    return batch._replace(observations=observations, next_observations=next_observations), pending
 
 
-def with_moved_joints(batch: ChunkBatch, preprocess: Preprocess, noise: float, rng: np.random.Generator) -> ChunkBatch:
-    """Add `bc_state_shift` and `bc_action_shift` to a batch of `gather`: joints moved at random, targets that stay.
+def with_moved_joints(batch: ChunkBatch, preprocess: Preprocess, reach: np.ndarray, moves: Any) -> ChunkBatch:
+    """Add `bc_state_shift` and `bc_action_shift` to a batch of windows: joints moved at random, targets that stay.
 
     Imitation then shows the way back onto the demonstrated path from next to it (corrective labels as those of Ke et
-    al. 2021). Moved are the joints that actions are relative to. `noise`: standard deviation, in a joint's
-    `Preprocess.joint_reach`.
+    al. 2021). Moved are the joints that actions are relative to.
+
+    Args:
+        reach: standard deviation of each joint, float32[J].
+        moves: standard normal float32[B, J], of NumPy, or of JAX within a compiled function.
     """
-    state = batch.observations[STATE]
-    joints = preprocess.followed_joints
-    moved = np.zeros(state.shape, np.float32)
-    moved[:, joints] = noise * preprocess.joint_reach * rng.standard_normal((len(state), len(joints)), np.float32)
-    of_state, of_actions = preprocess.normaliser.shifts(moved)
+    joints, state = preprocess.followed_joints, batch.observations[STATE]
+    place, moved = np.zeros(state.shape[1], np.int64), np.zeros(state.shape[1], np.float32)
+    place[joints], moved[joints] = np.arange(len(joints)), reach
+    of_state, of_actions = preprocess.normaliser.shifts(moved * moves[:, place])
     return batch._replace(bc_state_shift=of_state, bc_action_shift=of_actions[:, : batch.actions.shape[1]])
 
 

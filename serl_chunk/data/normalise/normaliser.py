@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -37,6 +38,7 @@ class Normaliser:
     """
 
     _ARRAYS: ClassVar[tuple[str, ...]] = ("state_mean", "state_std", "centre", "scale", "joint")
+    _divide: ClassVar[Callable[[Any, Any], Any]] = staticmethod(np.divide)
 
     mode: str
     state_mean: np.ndarray  # float32[S]
@@ -66,6 +68,12 @@ class Normaliser:
                 "version of serl-chunk on both machines"
             )
 
+    def traced(self, arrays: Mapping[str, Any], divide: Callable[[Any, Any], Any]) -> Normaliser:
+        """Return it for compiled functions: with arrays of `to_arrays` as their arguments, and their division."""
+        other = copy.copy(self)
+        vars(other).update(arrays, _divide=divide)
+        return other
+
     @property
     def bounded(self) -> bool:
         """Whether model space is [-1, 1] in every number of an action."""
@@ -77,13 +85,13 @@ class Normaliser:
 
     def observe(self, state: np.ndarray) -> np.ndarray:
         """Convert states float32[..., S] to model space."""
-        return ((UNITS[self.robot].state(state) - self.state_mean) / self.state_std).astype(np.float32)
+        return self._divide(UNITS[self.robot].state(state) - self.state_mean, self.state_std).astype(np.float32)
 
     def encode(self, state: np.ndarray, chunk: np.ndarray) -> np.ndarray:
         """Convert a chunk float32[..., H', A] (H' <= H) to model space, given the raw state float32[..., S]."""
         h = self._offsets(chunk)
         action = UNITS[self.robot].action(chunk)
-        return ((action - self._base(state) - self.centre[:h]) / self.scale[:h]).astype(np.float32)
+        return self._divide(action - self._base(state) - self.centre[:h], self.scale[:h]).astype(np.float32)
 
     def decode(self, state: np.ndarray, chunk: np.ndarray) -> np.ndarray:
         h = self._offsets(chunk)
@@ -124,7 +132,8 @@ class Normaliser:
 
     def _base(self, state: np.ndarray) -> np.ndarray:
         relative, state = self.joint >= 0, UNITS[self.robot].state(state)
-        return np.where(relative, state[..., np.maximum(self.joint, 0)], np.float32(0))[..., None, :]
+        xp = state.__array_namespace__()  # NumPy, or JAX within a compiled function
+        return xp.where(relative, state[..., np.maximum(self.joint, 0)], np.float32(0))[..., None, :]
 
     def digest(self) -> str:
         """Return sixteen hex digits that change when any number does."""
