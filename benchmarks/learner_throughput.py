@@ -11,9 +11,12 @@ it is over. Pinned to one core:
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import itertools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -27,10 +30,13 @@ from serl_chunk.config.agents.acrlpd import AcrlpdConfig
 from serl_chunk.config.experiment import ChunkConfig, ExperimentConfig
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.data.preprocess import fit_preprocess
+from serl_chunk.learner.device_replay import CALLS, DeviceReplay
 from serl_chunk.replay.replay import BatchLoader, Replay, Request
 from serl_chunk.types import RobotSpec
 
 STATE, ACTION, LENGTH, HORIZON, UTD, BATCH = 30, 14, 100, 5, 4, 256
+ROUND = 16  # updates of each way in a turn
+NUMBERS = itertools.count()
 
 
 class Loop:
@@ -75,27 +81,59 @@ def rates(loop: Loop, seconds: float) -> dict[str, float]:
 
 
 class Clock:
-    """Processor time of the calling thread, ms, by part."""
+    """Processor time of calls of `updates`, ms an update: of the calling thread by part, and of the process."""
 
-    def __init__(self) -> None:
-        self.parts: dict[str, list[float]] = {}
+    def __init__(self, updates: int = 1) -> None:
+        self.updates = updates
+        self._parts: dict[str, list[float]] = {}
+        self._process: list[float] = []
 
-    def lap(self, part: str, work: Callable[[], Any], updates: int = 1) -> Any:
+    def lap(self, part: str, work: Callable[[], Any]) -> Any:
         start = time.thread_time()
         done = work()
-        self.parts.setdefault(part, []).append(1e3 * (time.thread_time() - start) / updates)
+        self._parts.setdefault(part, []).append(1e3 * (time.thread_time() - start) / self.updates)
         return done
 
+    @contextlib.contextmanager
+    def call(self) -> Iterator[None]:
+        start = time.process_time()
+        yield
+        self._process.append(1e3 * (time.process_time() - start) / self.updates)
+
     def medians(self) -> dict[str, float]:
-        parts = {part: statistics.median(values) for part, values in self.parts.items()}
-        return parts | {"host": sum(parts.values())}
+        parts = {part: statistics.median(values) for part, values in self._parts.items()}
+        return parts | {"host": sum(parts.values()), "process": statistics.median(self._process)}
 
 
 def with_batches(loop: Loop, clock: Clock) -> None:
     """Do a call of one update on a batch that the host gathers."""
-    batch = clock.lap("sample", lambda: loop.replay.sample(loop.rng, BATCH, 1))
-    batches = clock.lap("put", lambda: jax.device_put({"critic": batch}))
-    jax.block_until_ready(clock.lap("dispatch", lambda: loop.update(batches)))
+    with clock.call():
+        batch = clock.lap("sample", lambda: loop.replay.sample(loop.rng, BATCH, 1))
+        batches = clock.lap("put", lambda: jax.device_put({"critic": batch}))
+        jax.block_until_ready(clock.lap("dispatch", lambda: loop.update(batches)))
+
+
+class OnDevice:
+    """Updates of a loop whose windows are gathered on the device, of several calls at once."""
+
+    def __init__(self, loop: Loop, config: ExperimentConfig) -> None:
+        self._loop, self._config = loop, config
+        self._device = DeviceReplay(loop.replay, loop.agent, config, loop.preprocess, loop.rng, threaded=False)
+        self._request = Request("critic", 1, BATCH)
+
+    def __call__(self, clock: Clock) -> None:
+        """Do as many calls of one update as the clock has, after the steps that allow them came in."""
+        loop, device, owed = self._loop, self._device, clock.updates
+        steps = round(owed / (self._config.learner.utd_ratio or 1))
+        for record in noise_episode(f"new{next(NUMBERS)}", loop.replay.spec, steps, loop.rng):
+            loop.replay.insert("s", record)
+        program = device.program(owed, loop.state, {}, [self._request])
+        assert program.calls == owed
+        with clock.call():
+            drawn = clock.lap("draw", lambda: device.draw(owed, [self._request], None))
+            updated = lambda: device.update(loop.state, {}, drawn, program)  # noqa: E731
+            loop.state, metrics = clock.lap("dispatch", updated)
+            jax.block_until_ready(metrics)
 
 
 def measure(name: str, config: ExperimentConfig, spec: RobotSpec, seconds: float) -> dict[str, float]:
@@ -110,11 +148,16 @@ def measure(name: str, config: ExperimentConfig, spec: RobotSpec, seconds: float
         f"{name}_updates_per_s": found["loop"], f"{name}_bare_updates_per_s": found["bare"],
         f"{name}_outside_share": outside,
     }  # fmt: skip
-    clocks = {"batches": Clock()}
-    with_batches(loop, Clock())  # compiles
+    on_device = OnDevice(loop, config)
+    clocks = {"batches": Clock()} | {f"on_device_{owed}": Clock(owed) for owed in (1, *sorted(CALLS))}
+    works = [functools.partial(with_batches, loop), *[on_device] * (len(clocks) - 1)]
+    for work, clock in zip(works, clocks.values(), strict=True):
+        work(Clock(clock.updates))  # compiles
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
-        with_batches(loop, clocks["batches"])
+        for work, clock in zip(works, clocks.values(), strict=True):
+            for _ in range(ROUND // clock.updates):
+                work(clock)
     for way, clock in clocks.items():
         parts = clock.medians()
         print(f"  {way}: " + ", ".join(f"{part} {ms:.3f}" for part, ms in parts.items()) + " ms an update")

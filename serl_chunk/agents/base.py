@@ -96,6 +96,24 @@ class Agent(abc.ABC):
         self.update_policy = by(self._update_policy, batch=2, axis=1, updates=True)
         self.update_critic = by(self._update_critic, batch=2, axis=1, updates=True)
 
+    def updates_of(self, gather: Callable[[Any, Any], tuple[Mapping[str, ChunkBatch], Metrics]]) -> Any:
+        """Return calls of `update`, one after the other in one program: (state, base, held, drawn) -> as `update`,
+        with `lower` as `jax.jit` has it.
+
+        `gather(held, drawn)` makes the batches of a call on the device, and metrics of them. `drawn` and the metrics
+        have a leading axis, the calls.
+        """
+
+        def updates(state: AgentState, base: Params, held: Any, drawn: Any) -> Updated:
+            def call(state: AgentState, of_call: Any) -> Updated:
+                batches, of_batches = gather(held, of_call)
+                state, metrics = self._update(state, base, batches)
+                return state, metrics | of_batches
+
+            return jax.lax.scan(call, state, drawn)
+
+        return compiled(updates, updates=True)
+
     # -- parts of agents -------------------------------------------------------------------------------------
 
     def bounded(self, chunks: jax.Array) -> jax.Array:

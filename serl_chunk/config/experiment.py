@@ -192,6 +192,10 @@ class ReplayConfig(Group, path="replay."):
         least=0,
         requires=(_SUCCESSES, NOT_CONSTANT),
     )
+    on_device: Literal["auto", "on", "off"] = setting(
+        "auto",
+        "steps mirrored on the device, where updates gather their windows; auto: where that is possible and pays",
+    )
     prefetch: int = setting(2, "batches prepared ahead by a thread; 0: the training thread samples", least=0)
 
     def _check(self) -> None:

@@ -64,6 +64,11 @@ class ShardedSource:
     def current(self) -> Path:
         return self.files[self._number(self._turn)]
 
+    @property
+    def updates_left(self) -> int | None:
+        """Updates up to the next shard; None where there is one alone."""
+        return None if self._next is None else max(1, self._interval - self._calls)
+
     def advance(self) -> bool:
         """Count one update; return True where `episodes` now are those of another shard.
 

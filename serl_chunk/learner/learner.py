@@ -249,6 +249,11 @@ class Learner:
         return -1 if self.config.agent.iterates else 0
 
     @property
+    def eval_interval(self) -> int:
+        """Updates between evaluations; 0: none."""
+        return self._evaluations.interval
+
+    @property
     def metrics(self) -> MetricsLog:
         return self.stats.metrics
 

@@ -234,6 +234,11 @@ class OfflineData:
             "learner.pretrain_steps, learner.critic_pretrain_steps and learner.offline_steps to 0"
         )
 
+    @property
+    def updates_left(self) -> int | None:
+        """Updates up to another part of the data set; None where there is none. It may come later, not sooner."""
+        return None if self._dataset is None else self._dataset.updates_left
+
     def advance(self, updates: int) -> None:
         """Count `updates`; put another part of the data set into the replay where it is in use after them."""
         if self._dataset is not None and sum(self._dataset.advance() for _ in range(updates)):

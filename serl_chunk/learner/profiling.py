@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from serl_chunk.agents.state import Metrics
 
@@ -28,7 +29,7 @@ class CallFigures:
 
     def __init__(self, publishing: Callable[[], float], trace: UpdateTrace) -> None:
         self._publishing, self.trace = publishing, trace
-        self._imitation: list[Any] = []  # loss of each call
+        self._imitation: list[Any] = []  # loss of each call, or losses of several
         self._aside = {"embed": 0.0, "publish": 0.0}  # seconds of other threads, until the last row
 
     def called(self, updates: int, metrics: Metrics) -> None:
@@ -41,8 +42,9 @@ class CallFigures:
         """Return the figures of a row about so many `updates`, with `Replay.stats`, and begin the next one's."""
         aside = {"embed": float(replay.get("replay/feature_seconds", 0.0)), "publish": self._publishing()}
         out = {f"timer/{name}": (total - self._aside[name]) / max(updates, 1) for name, total in aside.items()}
-        if len(self._imitation) > 1:
-            out["actor/bc_loss_std"] = statistics.pstdev(map(float, self._imitation))
+        losses = [float(loss) for losses in self._imitation for loss in np.ravel(losses)]
+        if len(losses) > 1:
+            out["actor/bc_loss_std"] = statistics.pstdev(losses)
         self._imitation, self._aside = [], aside
         return out | device_memory()
 
@@ -72,6 +74,10 @@ class UpdateTrace:
     def __init__(self, folder: Path, updates: int) -> None:
         self._folder, self._left, self._total = folder, updates, updates
         self._running = False
+
+    @property
+    def over(self) -> bool:
+        return self._left <= 0
 
     def updated(self, updates: int, metrics: Any) -> None:
         """Count a call of `updates` updates, whose results are `metrics`; begin or end the trace with it."""

@@ -218,8 +218,8 @@ class TrainingSchedule:
             # Steps that the warm-up took from training's share allow updates, for there will be no others.
             self.limiter.start(min(self._config.training_starts, steps) if self.steps_over else steps)
 
-    def did_update(self) -> None:
-        self.limiter.did_update(self._config.cta_ratio)
+    def did_update(self, calls: int = 1) -> None:
+        self.limiter.did_update(calls * self._config.cta_ratio)
 
     def resume(self, online_updates: int, owed: float | None) -> None:
         """Go on as the previous process would have; `owed` None: it had not begun."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
+import numpy as np
 
 from serl_chunk.agents.state import Metrics
 from serl_chunk.config.experiment import ExperimentConfig
@@ -83,6 +84,9 @@ class TrainingStats:
         """What takes the learner minutes in which no actor is allowed more steps; empty otherwise."""
         return "it evaluates" if self.evaluating else self._compiling
 
+    def has_called(self, what: str) -> bool:
+        return what in self._called
+
     @contextlib.contextmanager
     def first_call(self, what: str) -> Iterator[None]:
         """Around updates of a kind: the first compiles, which is logged at once."""
@@ -133,6 +137,11 @@ class TrainingStats:
         if now - self._start > MEASURE_AFTER:
             self._measure(now)
 
+    @property
+    def updates_to_row(self) -> int:
+        """Updates up to the next row; 1 while calls are traced, which counts them one by one."""
+        return self._log_period - self._updates % self._log_period if self._calls.trace.over else 1
+
     def updated(self, updates: int, metrics: Metrics) -> None:
         """Count as `count` does; may write a row."""
         before = self._updates
@@ -164,10 +173,10 @@ class TrainingStats:
         self.waiting = self._waited / seconds, actors_waited / seconds
 
     def log(self, metrics: Mapping[str, Any]) -> None:
-        """Write a row now, with numbers of the training."""
+        """Write a row now, with numbers of the training; of several calls the last one's."""
         now, counters = time.perf_counter(), self._counters()
         self._measure(now)
-        values, stats = {k: float(v) for k, v in metrics.items()}, self._replay.stats()
+        values, stats = {k: float(np.ravel(v)[-1]) for k, v in metrics.items()}, self._replay.stats()
         values |= self._calls.row(stats, self._updates - self._logged_updates)
         self.metrics.train(counters, {**values, **self.rates, **stats})
         self._start, self._env_steps, self._logged_updates = now, counters.env_steps, self._updates

@@ -29,7 +29,7 @@ _COUNTED = (  # reported from the start, so that a metric's absence never means 
     "discarded_episodes", "empty_episodes", "orphan_records", "orphan_steps",
 )  # fmt: skip
 
-PARTS = (64, 512, 4096)  # rows that are mirrored at once: each length is compiled once
+PARTS = (8, 64, 512, 4096)  # rows that are mirrored at once: each length is compiled once
 
 Half = Literal["demo", "online"]
 

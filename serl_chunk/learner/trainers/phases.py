@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from serl_chunk.agents.acfql import Acfql
 from serl_chunk.agents.state import Metrics
+from serl_chunk.learner.device_replay import DeviceReplay, gathers
 from serl_chunk.learner.offline_data import InitialData
 from serl_chunk.learner.schedule import PRETRAINING, Phase, TrainingSchedule, phases_of
 from serl_chunk.learner.trainers.pretraining import ON_DATA, PretrainingTrainer
@@ -45,6 +46,11 @@ class PhaseTrainer(PretrainingTrainer):
         if isinstance(self._agent, Acfql) and learner.config.agent.relabels:
             prefetch = learner.config.replay.prefetch if threaded else 0
             self._relabelled = Relabelled(learner.replay, self._agent, size, learner.config.seed, prefetch=prefetch)
+        self._device: DeviceReplay | None = None
+        if gathers(learner.config, self._agent, learner.replay, learner.devices):
+            self._device = DeviceReplay(
+                learner.replay, self._agent, learner.config, learner.preprocess, self._rng, threaded=threaded
+            )
         self.phases = phases_of(self._config, has_critic=self._agent.has_critic)
         self._was_pretrained = True  # where a previous process stopped
         self._offline_updates: int | None = None  # those of the offline phase; None: all, it is not over
@@ -81,6 +87,8 @@ class PhaseTrainer(PretrainingTrainer):
     def close(self) -> None:
         if self._relabelled is not None:
             self._relabelled.close()
+        if self._device is not None:
+            self._device.close()
         super().close()
 
     def steps_allowed(self) -> int | None:
@@ -153,7 +161,42 @@ class PhaseTrainer(PretrainingTrainer):
         learner.publish()
         learner.checkpoint()  # at step 0: what imitation alone achieves
 
-    def _update(self) -> None:
+    def _update(self) -> int:
+        """Do the updates of a call, or of several; return of how many calls."""
+        learner, n = self._learner, self._config.cta_ratio
+        if self._device is not None:
+            calls, metrics = self._update_on_device(self._device)
+        else:
+            calls, metrics = 1, self._update_with_batches()
+        learner.updates += n * calls
+        learner.updated(n * calls, metrics)
+        self._data.advance(n * calls)
+        return calls
+
+    def _update_on_device(self, device: DeviceReplay) -> tuple[int, Metrics]:
+        learner = self._learner
+        requests = self._requests(self._agent.wants(), self._config.cta_ratio)
+        owed = self._calls_owed if learner.stats.has_called("updates") else 1  # the first one compiles
+        program = device.program(owed, learner.state, learner.base, requests)
+        with learner.stats.timed("sampling"):
+            drawn = device.draw(program.calls, requests, self._half)
+        with learner.stats.first_call("updates"):
+            learner.state, metrics = device.update(learner.state, learner.base, drawn, program)
+        return program.calls, metrics
+
+    @property
+    def _calls_owed(self) -> int:
+        """Calls of updates that are due before something else is: a row, a publication, a checkpoint, an end."""
+        c, learner, online = self._config, self._learner, self.phase is Phase.TRAIN
+        end = c.max_steps - self.online_updates if online else c.offline_steps - learner.updates
+        periods = c.checkpoint_period, c.export_period, learner.eval_interval, c.steps_per_update if online else 0
+        left = [end, learner.stats.updates_to_row, *(p - learner.updates % p for p in periods if p)]
+        left += [] if self._data.updates_left is None else [self._data.updates_left]
+        calls = min(-(-updates // c.cta_ratio) for updates in left)
+        limited = online and c.utd_ratio is not None
+        return min(calls, self.schedule.updates_due // c.cta_ratio) if limited else calls
+
+    def _update_with_batches(self) -> Metrics:
         learner, n = self._learner, self._config.cta_ratio
         wants, chosen = self._agent.wants(), Metrics()
         teacher = None if self.pretrained else self._relabelled  # a critic that does not choose yet is none either
@@ -167,9 +210,7 @@ class PhaseTrainer(PretrainingTrainer):
             chosen = chosen | {"relabel/share": jnp.float32(teacher is not None)}
         with learner.stats.first_call("updates"):
             learner.state, metrics = self._agent.update(learner.state, learner.base, batches)
-        learner.updates += n
-        learner.updated(n, metrics | chosen)
-        self._data.advance(n)
+        return metrics | chosen
 
     def _crossed(self, period: int) -> bool:
         updates = self._learner.updates
@@ -227,8 +268,7 @@ class PhaseTrainer(PretrainingTrainer):
             self._enter(Phase.WARMUP)
             return True
         with learner.stats.timed("actors_waited") if self.steps_allowed() == 0 else contextlib.nullcontext():
-            self._update()
-            self.schedule.did_update()
+            self.schedule.did_update(self._update())
         if self._crossed(c.steps_per_update):
             learner.publish()
         self._checkpoint_if_due()

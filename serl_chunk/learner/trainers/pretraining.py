@@ -12,7 +12,7 @@ from serl_chunk.agents.spec import BatchSpec
 from serl_chunk.learner.offline_data import InitialData, OfflineData
 from serl_chunk.learner.schedule import PRETRAINING, Phase
 from serl_chunk.learner.trainers.base import Trainer
-from serl_chunk.replay.replay import BatchLoader, Request
+from serl_chunk.replay.replay import BatchLoader, Half, Request
 from serl_chunk.types import CameraSpec, ChunkBatch
 
 if TYPE_CHECKING:
@@ -69,14 +69,20 @@ class PretrainingTrainer(Trainer):
         number = f"{self.phases.index(self.phase) + 1}/{len(self.phases)} " if self.phase in self.phases else ""
         return f"{number}{self.phase}"
 
-    def _next_batches(self, wanted: Mapping[str, BatchSpec], updates: int) -> dict[str, ChunkBatch]:
+    def _requests(self, wanted: Mapping[str, BatchSpec], updates: int) -> list[Request]:
         size = self._config.batch_size
-        requests = [
+        return [
             Request(name, updates if s.each else 1, s.size or size, s.next_observations, s.frames, s.imitated)
             for name, s in wanted.items()
         ]
+
+    @property
+    def _half(self) -> Half | None:
+        return "demo" if self.phase in ON_DATA else None
+
+    def _next_batches(self, wanted: Mapping[str, BatchSpec], updates: int) -> dict[str, ChunkBatch]:
         with self._learner.stats.timed("sampling"):
-            return self._batches.next(*requests, half="demo" if self.phase in ON_DATA else None)
+            return self._batches.next(*self._requests(wanted, updates), half=self._half)
 
     def _pretrain(self, update: Callable[..., Any], name: str) -> bool:
         """Do some updates of the phase's `_lengths`, if any are left; returns whether it is over."""
