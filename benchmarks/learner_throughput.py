@@ -2,7 +2,8 @@
 
 Four critic updates a call (UTD 4), batch 256, chunks of 5, ten critics of 2x256 (acrlpd), on random episodes of
 14 joints and 30 state numbers. The bare rate is the compiled update on one batch that never changes; the loop
-samples, normalises and moves every batch, and waits for the call before the last, as a learner does. Parts are
+samples, normalises and moves every batch, and waits for the call before the last, as a learner does; on the device
+it draws the windows of eight calls, which gather them. Parts are
 processor time of the training thread per update, of calls of one update, medians; each call begins when the one before
 it is over. Pinned to one core:
 
@@ -59,27 +60,6 @@ class Loop:
         return metrics
 
 
-def rates(loop: Loop, seconds: float) -> dict[str, float]:
-    """Updates per second: medians over one-second slices, loop and bare alternating."""
-    loader = BatchLoader(loop.replay, loop.rng, put=jax.device_put, prefetch=2)
-    asked = Request("critic", UTD, BATCH)
-    fixed = loader.next(asked)
-    loop.update(fixed)
-    found: dict[str, list[float]] = {"loop": [], "bare": []}
-    for _ in range(max(1, round(seconds / 2))):
-        for mode, values in found.items():
-            jax.block_until_ready(loop.state)
-            start, count, last = time.perf_counter(), 0, None
-            while time.perf_counter() - start < 1.0:
-                metrics = loop.update(loader.next(asked) if mode == "loop" else fixed)
-                jax.block_until_ready(last)
-                last, count = metrics, count + UTD
-            jax.block_until_ready(loop.state)
-            values.append(count / (time.perf_counter() - start))
-    loader.close()
-    return {mode: statistics.median(values) for mode, values in found.items()}
-
-
 class Clock:
     """Processor time of calls of `updates`, ms an update: of the calling thread by part, and of the process."""
 
@@ -119,36 +99,68 @@ class OnDevice:
     def __init__(self, loop: Loop, config: ExperimentConfig) -> None:
         self._loop, self._config = loop, config
         self._device = DeviceReplay(loop.replay, loop.agent, config, loop.preprocess, loop.rng, threaded=False)
-        self._request = Request("critic", 1, BATCH)
+
+    def update(self, calls: int, updates: int, clock: Clock) -> Any:
+        """Do so many calls, each of so many updates, in one dispatch."""
+        loop, requests = self._loop, [Request("critic", updates, BATCH)]
+        program = self._device.program(calls, loop.state, {}, requests)
+        assert program.calls == calls
+        drawn = clock.lap("draw", lambda: self._device.draw(calls, requests, None))
+        dispatch = lambda: self._device.update(loop.state, {}, drawn, program)  # noqa: E731
+        loop.state, metrics = clock.lap("dispatch", dispatch)
+        return metrics
 
     def __call__(self, clock: Clock) -> None:
         """Do as many calls of one update as the clock has, after the steps that allow them came in."""
-        loop, device, owed = self._loop, self._device, clock.updates
+        loop, owed = self._loop, clock.updates
         steps = round(owed / (self._config.learner.utd_ratio or 1))
         for record in noise_episode(f"new{next(NUMBERS)}", loop.replay.spec, steps, loop.rng):
             loop.replay.insert("s", record)
-        program = device.program(owed, loop.state, {}, [self._request])
-        assert program.calls == owed
         with clock.call():
-            drawn = clock.lap("draw", lambda: device.draw(owed, [self._request], None))
-            updated = lambda: device.update(loop.state, {}, drawn, program)  # noqa: E731
-            loop.state, metrics = clock.lap("dispatch", updated)
-            jax.block_until_ready(metrics)
+            jax.block_until_ready(self.update(owed, 1, clock))
+
+
+def rates(loop: Loop, on_device: OnDevice, seconds: float) -> dict[str, float]:
+    """Updates per second: medians over one-second slices, loop, bare and on the device alternating."""
+    loader = BatchLoader(loop.replay, loop.rng, put=jax.device_put, prefetch=2)
+    asked = Request("critic", UTD, BATCH)
+    fixed = loader.next(asked)
+    several = functools.partial(on_device.update, max(CALLS), UTD, Clock())
+    modes: dict[str, tuple[Callable[[], Any], int]] = {
+        "loop": (lambda: loop.update(loader.next(asked)), UTD),
+        "bare": (lambda: loop.update(fixed), UTD),
+        "on_device": (several, UTD * max(CALLS)),
+    }
+    for work, _ in modes.values():
+        work()  # compiles
+    found: dict[str, list[float]] = {mode: [] for mode in modes}
+    for _ in range(max(1, round(seconds / 2))):
+        for mode, (work, updates) in modes.items():
+            jax.block_until_ready(loop.state)
+            start, count, last = time.perf_counter(), 0, None
+            while time.perf_counter() - start < 1.0:
+                metrics = work()
+                jax.block_until_ready(last)
+                last, count = metrics, count + updates
+            jax.block_until_ready(loop.state)
+            found[mode].append(count / (time.perf_counter() - start))
+    loader.close()
+    return {mode: statistics.median(values) for mode, values in found.items()}
 
 
 def measure(name: str, config: ExperimentConfig, spec: RobotSpec, seconds: float) -> dict[str, float]:
     loop = Loop(config, spec)
-    found = rates(loop, seconds)
+    on_device = OnDevice(loop, config)
+    found = rates(loop, on_device, seconds)
     outside = max(0.0, 1 - found["loop"] / found["bare"])
     print(
-        f"{name}: {found['loop']:.1f} updates/s in the loop, {found['bare']:.1f} bare; {100 * outside:.1f} % of time "
-        "outside the update"
+        f"{name}: {found['loop']:.1f} updates/s in the loop, {found['on_device']:.1f} on the device, "
+        f"{found['bare']:.1f} bare; {100 * outside:.1f} % of the loop outside the update"
     )
     figures = {
         f"{name}_updates_per_s": found["loop"], f"{name}_bare_updates_per_s": found["bare"],
-        f"{name}_outside_share": outside,
+        f"{name}_on_device_updates_per_s": found["on_device"], f"{name}_outside_share": outside,
     }  # fmt: skip
-    on_device = OnDevice(loop, config)
     clocks = {"batches": Clock()} | {f"on_device_{owed}": Clock(owed) for owed in (1, *sorted(CALLS))}
     works = [functools.partial(with_batches, loop), *[on_device] * (len(clocks) - 1)]
     for work, clock in zip(works, clocks.values(), strict=True):

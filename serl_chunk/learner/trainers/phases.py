@@ -161,8 +161,8 @@ class PhaseTrainer(PretrainingTrainer):
         learner.publish()
         learner.checkpoint()  # at step 0: what imitation alone achieves
 
-    def _update(self) -> int:
-        """Do the updates of a call, or of several; return of how many calls."""
+    def _update(self) -> None:
+        """Do the updates of a call, or of several."""
         learner, n = self._learner, self._config.cta_ratio
         if self._device is not None:
             calls, metrics = self._update_on_device(self._device)
@@ -171,7 +171,6 @@ class PhaseTrainer(PretrainingTrainer):
         learner.updates += n * calls
         learner.updated(n * calls, metrics)
         self._data.advance(n * calls)
-        return calls
 
     def _update_on_device(self, device: DeviceReplay) -> tuple[int, Metrics]:
         learner = self._learner
@@ -268,7 +267,9 @@ class PhaseTrainer(PretrainingTrainer):
             self._enter(Phase.WARMUP)
             return True
         with learner.stats.timed("actors_waited") if self.steps_allowed() == 0 else contextlib.nullcontext():
-            self.schedule.did_update(self._update())
+            before = learner.updates
+            self._update()
+            self.schedule.did_update((learner.updates - before) // c.cta_ratio)
         if self._crossed(c.steps_per_update):
             learner.publish()
         self._checkpoint_if_due()
