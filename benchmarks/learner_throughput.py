@@ -162,7 +162,7 @@ def measure(name: str, config: ExperimentConfig, spec: RobotSpec, seconds: float
         f"{name}_on_device_updates_per_s": found["on_device"], f"{name}_outside_share": outside,
     }  # fmt: skip
     clocks = {"batches": Clock()} | {f"on_device_{owed}": Clock(owed) for owed in (1, *sorted(CALLS))}
-    works = [functools.partial(with_batches, loop), *[on_device] * (len(clocks) - 1)]
+    works: list[Callable[[Clock], None]] = [functools.partial(with_batches, loop), *[on_device] * (len(clocks) - 1)]
     for work, clock in zip(works, clocks.values(), strict=True):
         work(Clock(clock.updates))  # compiles
     end = time.perf_counter() + seconds

@@ -32,7 +32,7 @@ _OUTSIDE = "replay/outside"  # numbers of drawn actions beyond model space, and 
 def gathers(config: ExperimentConfig, agent: Agent, replay: Replay, devices: Devices) -> bool:
     """Whether updates gather their windows on the device (`replay.on_device`). Raises ConfigError where `on` cannot.
 
-    `auto` is on wherever it can be, on CPUs too: there the processor time of an update falls as well.
+    `auto` is on wherever it can be, on CPUs too, where several calls take less processor time.
     """
     a, free = config.agent, free_device_bytes()
     lacks = {

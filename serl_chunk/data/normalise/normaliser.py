@@ -38,7 +38,7 @@ class Normaliser:
     """
 
     _ARRAYS: ClassVar[tuple[str, ...]] = ("state_mean", "state_std", "centre", "scale", "joint")
-    _divide: ClassVar[Callable[[Any, Any], Any]] = staticmethod(np.divide)
+    _divide: ClassVar[Any] = staticmethod(np.divide)
 
     mode: str
     state_mean: np.ndarray  # float32[S]
