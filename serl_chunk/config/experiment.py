@@ -194,7 +194,7 @@ class ReplayConfig(Group, path="replay."):
     )
     on_device: Literal["auto", "on", "off"] = setting(
         "auto",
-        "steps mirrored on the device, where updates gather their windows; auto: where that is possible and pays",
+        "steps mirrored on the device, where updates gather their windows; auto: with an accelerator, where possible",
     )
     prefetch: int = setting(2, "batches prepared ahead by a thread; 0: the training thread samples", least=0)
 

@@ -46,7 +46,7 @@ def gathers(config: ExperimentConfig, agent: Agent, replay: Replay, devices: Dev
     missing = [need for need, met in lacks.items() if not met]
     wanted = config.replay.on_device
     require(wanted != "on" or not missing, "replay.on_device", f"on needs {', '.join(missing)}. Set auto")
-    return not missing and wanted != "off"
+    return not missing and (wanted == "on" or (wanted == "auto" and jax.default_backend() != "cpu"))
 
 
 class Mirror(NamedTuple):

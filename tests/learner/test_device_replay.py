@@ -110,7 +110,7 @@ def trained(config, demos, run):
     return learner, calls, published
 
 
-@pytest.mark.compiles
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_several_calls_keep_every_period_and_the_result(demos, tmp_path, monkeypatch):
     config = on_device(max_steps=110, steps_per_update=13, checkpoint_period=40, log_period=11)

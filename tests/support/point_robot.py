@@ -91,7 +91,7 @@ def experiment(**learner: Any) -> ExperimentConfig:
         chunk=ChunkConfig(HORIZON),
         normaliser=NormaliserConfig(actions="absolute_range"),
         # Agents of tests share the compiled update of batches.
-        replay=ReplayConfig(capacity=5_000, demo_capacity=2_000, human_capacity=100, on_device="off"),
+        replay=ReplayConfig(capacity=5_000, demo_capacity=2_000, human_capacity=100),
         learner=LearnerConfig(**{**settings, **learner}),
         discount=0.9,
         seed=5,
