@@ -222,7 +222,7 @@ def test_a_pedal_holds_in_time_and_its_long_press_stops(cell, pedal):
     look(1.5)
     assert [*found] == [Action.HOLD, Action.STOP]
     assert found[Action.HOLD] < 0.2, "of 8 ms for a reading, and 10 for a look"
-    assert 1.0 <= found[Action.STOP] < 1.3
+    assert 0.95 <= found[Action.STOP] < 1.3, "1 s from a stamp whose mapped clock may be early by the map's error"
     cell.foot.press("left", False)
     cell.press("right")
     look(0.2)
