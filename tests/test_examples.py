@@ -16,7 +16,10 @@ from serl_chunk.runs.checkpoints import CheckpointStore
 from serl_chunk.runs.metrics import read_metrics
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
-SMALL = "critic.hidden=8 critic.ensemble=2 flow.hidden=8 flow.steps=1 candidates=2 policy_updates=1"
+SMALL = {
+    "agent.critic.hidden": "8", "agent.critic.ensemble": "2", "agent.flow.hidden": "8", "agent.flow.steps": "1",
+    "agent.candidates": "2", "agent.policy_updates": "1", "learner.batch_size": "16", "robot.max_episode_steps": "40",
+}  # fmt: skip
 
 
 @pytest.mark.compiles
@@ -27,10 +30,10 @@ def test_a_policy_is_trained_in_one_process_by_the_public_names(tmp_path, monkey
     source = (EXAMPLES / "loop.py").read_text()
     assert "serl_chunk." not in source.replace("serl_chunk` alone", ""), "the public names are of serl_chunk itself"
     assert len(source.splitlines()) <= 80
-    small = [f"agent.{setting}".split("=") for setting in SMALL.split()]
-    config = apply_overrides(load_experiment("fake_aloha"), [(name, value) for name, value in small])
+    config = load_experiment("fake_aloha")
     run_record(config, 2, str(tmp_path), policy="scripted", noise=None, cameras=())
-    monkeypatch.setattr(loop.sc, "load_experiment", lambda name: config)
+    small = apply_overrides(config, list(SMALL.items()))
+    monkeypatch.setattr(loop.sc, "load_experiment", lambda name: small)
     monkeypatch.setattr(loop, "PRETRAIN", 3)
     monkeypatch.setattr(loop, "WARMUP", 1)
     assert 0 <= loop.train(str(tmp_path), 2, held_out=2) <= 1
