@@ -50,15 +50,21 @@ def new_figure(width: float, height: float, *, ink: str = INK, dpi: int = 110) -
 
 def to_png(figure: Figure) -> bytes:
     """Encode a figure as a PNG file."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": None})
+    FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None})  # `savefig` would draw it twice
     return buffer.getvalue()
 
 
 def to_svg(figure: Figure) -> bytes:
     """Encode a figure of ink `PAGE_INK` as a transparent SVG file that follows the reader's colour scheme."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    for patch in (figure.patch, *(ax.patch for ax in figure.axes)):
+        patch.set(facecolor="none", edgecolor="none")
+    FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None})  # `savefig` would draw it twice
     text = buffer.getvalue()
     text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
     return text.replace(PAGE_INK, "currentColor").replace(">", f">{_SVG_STYLE}", 1).encode()
