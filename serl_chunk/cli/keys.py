@@ -6,15 +6,16 @@ import argparse
 import contextlib
 import dataclasses
 import logging
+import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from serl_chunk.config.fields import require
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport.security.client import UnencryptedPeerError, enroll
-from serl_chunk.transport.security.keys import THIS_MACHINE, ClientKeys, JoinToken, add_line
+from serl_chunk.transport.security.keys import THIS_MACHINE, ClientKeys, JoinToken, add_line, not_of_fleet
 from serl_chunk.transport.security.server import ServerKeys
 from serl_chunk.transport.wire.handshake import DEFAULT_PORT, RefusedError, UnreachableError, check_port
 from serl_chunk.types import ConfigError
@@ -26,6 +27,7 @@ logger = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1"
 DEFAULT_ACTOR = "actor"  # id of an actor without keys, unless the operator chooses one
 FIRST_ROBOT = "robot"  # name of the first robot PC unless the operator chooses one
+INDICES = ("SLURM_ARRAY_TASK_ID", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "RANK")  # the first that is set counts
 JOIN_TIMEOUT = 3.0  # seconds for each address of a learner that is tried
 
 
@@ -40,7 +42,9 @@ list_flags = init_flags
 def add_flags(p: argparse.ArgumentParser) -> None:
     """Add the flags of `add`."""
     init_flags(p)
-    p.add_argument("name", metavar="NAME", help="what to call the robot PC")
+    p.add_argument("name", metavar="NAME", nargs="?", help="what to call the robot PC")
+    p.add_argument("--fleet", metavar="NAME", help="one key for many machines, which need no line, and its name")
+    p.add_argument("--actors", metavar="PATTERN", help="ids of that fleet's actors (default: 'NAME-*')")
     p.add_argument("--host", help="where the robot PC finds the learner (default: this machine's address)")
     p.add_argument("--port", type=int, default=DEFAULT_PORT, help="first of the learner's three ports (default: 5588)")
 
@@ -110,12 +114,27 @@ def actor_name(actor_id: str | None, keys: ClientKeys | None, ip: str) -> str:
     # The learner's own machine has one key for all its actors, which names none of them.
     if keys is None or keys.name == THIS_MACHINE:
         return actor_id or DEFAULT_ACTOR
+    if keys.actors:
+        name = actor_id or fleet_id(keys.actors, os.environ)
+        expected = f"expected {keys.actors} (key {keys.name!r}, {keys.file})"
+        require(name != "", "actor_id", f"no pod, array index or rank names this actor, {expected}. Give one.")
+        require(not not_of_fleet(keys.actors, name), "actor_id", f"got {name!r}, {expected}. Give another.")
+        return name
     if actor_id not in (None, keys.name) and (keys.binding or not is_loopback(ip)):
         raise ConfigError(
             f"--actor_id={actor_id}: the learner knows this machine's key as {keys.name!r} ({keys.file}). Leave "
             f"--actor_id out, or run `serl-chunk keys add {actor_id}` on the learner's machine and join with that line"
         )
     return actor_id or keys.name
+
+
+def fleet_id(actors: str, environment: Mapping[str, str]) -> str:
+    """Return an actor's id of the pod's name, the array index or the rank that `environment` has; "" for none."""
+    if "KUBERNETES_SERVICE_HOST" in environment:
+        place = environment.get("POD_NAME") or socket.gethostname()
+    else:
+        place = next((environment[name] for name in INDICES if environment.get(name)), "")
+    return place if not place or not not_of_fleet(actors, place) else actors.replace("*", place)
 
 
 def add_learner_flags(p: argparse.ArgumentParser, ip: str) -> None:
@@ -185,10 +204,19 @@ def init_command(flags: argparse.Namespace) -> int:
 
 
 def add_command(flags: argparse.Namespace) -> int:
-    """Print the line with which one robot PC joins."""
+    """Print the line with which one robot PC joins, or where the key of a fleet's machines lies."""
     check_port(flags.port)
+    require((flags.name is None) != (flags.fleet is None), "fleet", "give NAME of one robot PC, or --fleet NAME.")
+    require(flags.actors is None or flags.fleet is not None, "actors", "is for --fleet. Remove it.")
     keys = ServerKeys.open(key_folder(flags.keys))
     hosts = addresses("0.0.0.0") if flags.host is None else [flags.host]
+    if flags.fleet is not None:
+        fleet = keys.add_fleet(flags.fleet, flags.actors or f"{flags.fleet}-*", hosts, flags.port)
+        print(
+            f"{fleet.folder} is the key folder of fleet {fleet.name!r} (actors {fleet.actors!r}). It holds a secret: "
+            f"give it to each machine as --keys DIR. For all of them at once: serl-chunk keys revoke {fleet.name}"
+        )
+        return 0
     print(how_to_join(keys, keys.invite(flags.name, hosts, flags.port)))
     return 0
 
@@ -257,6 +285,7 @@ def list_command(flags: argparse.Namespace) -> int:
             state = client.state(now)
             print_of = fingerprint(client.public) if client.public else "-"
             more = f", {client.until - now:.0f} s left" if state == "invited" else ""
+            more += f", a fleet's: {client.actors}" if client.actors else ""
             print(f"  {client.name:24} {state:8} {print_of:12} {_date(client.since)}{more}")
     elif not joined:
         print(f"no keys in {path}")

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from errors import naming
 from ports import free_port
-from transport_tools import linked, serving
+from transport_tools import eventually, linked, serving
 
 from serl_chunk.cli import keys as commands
 from serl_chunk.main import main
 from serl_chunk.transport.security.keys import ClientKeys, JoinToken
 from serl_chunk.transport.security.server import ServerKeys
+from serl_chunk.transport.wire.handshake import RefusedError
 from serl_chunk.types import ConfigError
 
 HERE = "127.0.0.1"
@@ -172,3 +173,50 @@ def test_an_actor_has_the_name_of_its_key_and_no_other(capsys, home, robot, port
     [own] = ClientKeys.all(home)  # of the learner's own machine: it names no robot
     assert commands.actor_name(None, own, HERE) == commands.actor_name(None, None, HERE) == "actor"
     assert commands.actor_name("right", own, "203.0.113.7") == "right"
+
+
+def test_one_key_for_all_machines_of_a_fleet(capsys, home, port):
+    said = run(capsys, "add", "--fleet", "sim", "--host", HERE, "--port", str(port))
+    folder = home / "fleets" / "sim"
+    assert str(folder) in said
+    [keys] = ClientKeys.all(folder)
+    assert keys.pair.secret not in said
+    assert keys.pair.secret not in "".join(p.read_text() for p in (home / "allowed").iterdir())
+    assert "joined" in run(capsys, "list")
+    with serving(port, keys=ServerKeys.open(home)) as server, linked(port, keys=keys, actor_id="sim-1") as first:
+        with linked(port, keys=keys, actor_id="sim-b"):
+            assert {s.info.actor_id for s in server.sessions()} == {"sim-1", "sim-b"}
+        with linked(port, keys=keys, actor_id="left", connect=False) as link, pytest.raises(RefusedError) as refused:
+            link.connect(timeout=10)
+        assert "the key 'sim' admits actors 'sim-*', got 'left'" in str(refused.value)
+        run(capsys, "revoke", "sim")
+        eventually(lambda: first.error is not None)
+        assert "was revoked" in str(first.error)
+    run(capsys, "add", "--fleet", "sim", "--actors", "s-*")  # another, in the place of the revoked one
+    assert ClientKeys.all(folder)[0].pair != keys.pair
+    for wrong in (["left", "--fleet", "a"], [], ["left", "--actors", "a-*"], ["--fleet", "a", "--actors", "left"],
+                  ["--fleet", "sim"], ["--fleet", "../a"], ["--fleet", "a", "--actors", "[ab]*"]):  # fmt: skip
+        run(capsys, "add", *wrong, status=2)
+
+
+@pytest.mark.parametrize(
+    ("environment", "name"),
+    [
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1", "POD_NAME": "sim-7d9f-x2"}, "sim-7d9f-x2"),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1", "POD_NAME": "actors-0"}, "sim-actors-0"),
+        ({"SLURM_ARRAY_TASK_ID": "3", "SLURM_PROCID": "0"}, "sim-3"),
+        ({"SLURM_PROCID": "0"}, "sim-0"), ({"RANK": "7"}, "sim-7"), ({}, None),
+    ],
+)  # fmt: skip
+def test_an_actor_of_a_fleet_is_named_by_where_it_runs(capsys, home, port, monkeypatch, environment, name):
+    run(capsys, "add", "--fleet", "sim")
+    keys = commands.actor_keys(HERE, str(home / "fleets" / "sim"), insecure=False)
+    monkeypatch.setattr(commands.os, "environ", environment)
+    if name is None:
+        with pytest.raises(ConfigError, match="no pod, array index or rank"):
+            commands.actor_name(None, keys, HERE)
+    else:
+        assert commands.actor_name(None, keys, HERE) == name
+    assert commands.actor_name("sim-z", keys, HERE) == "sim-z"
+    with pytest.raises(ConfigError, match="expected sim-"):
+        commands.actor_name("left", keys, HERE)

@@ -6,6 +6,7 @@
     server.json           the learner's pair
     allowed/NAME.json     at the learner: a robot's public key, or a one-time public key and until when it is valid
     learners/PRINT.json   at the robot: the learner's public key, this machine's pair, where the learner was
+    fleets/NAME/          at the learner: the key folder of all machines of a fleet
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import binascii
 import contextlib
 import dataclasses
 import fcntl
+import fnmatch
 import hashlib
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -100,6 +103,7 @@ class ClientKeys:
     hosts: tuple[str, ...]  # where the learner was
     port: int  # 0 for unknown
     joined: float  # unix seconds
+    actors: str = ""  # of a fleet's key: the pattern of its actors' ids
     # The folder was given: an actor sends nothing without these keys. Otherwise a learner on loopback decides.
     binding: bool = dataclasses.field(default=False, compare=False)
 
@@ -122,8 +126,9 @@ class ClientKeys:
                 port, joined = int(value["port"]), float(value["joined"])
             except (KeyError, TypeError, ValueError):
                 raise damaged(path, "its name, hosts, port or time") from None
-            pair = Pair.of_secret(key_of(path, value, "secret"))
-            found.append(cls(folder, name, key_of(path, value, "server"), pair, ticket, line, hosts, port, joined))
+            pair, actors = Pair.of_secret(key_of(path, value, "secret")), str(value.get("actors", ""))
+            server = key_of(path, value, "server")
+            found.append(cls(folder, name, server, pair, ticket, line, hosts, port, joined, actors))
         return sorted(found, key=lambda k: k.joined)
 
     @classmethod
@@ -149,7 +154,7 @@ class ClientKeys:
         value = {
             "name": self.name, "server": self.server, "public": self.pair.public, "secret": self.pair.secret,
             "ticket": self.ticket.secret if self.ticket else None, "line": self.line, "hosts": self.hosts,
-            "port": self.port, "joined": self.joined,
+            "port": self.port, "joined": self.joined, "actors": self.actors,
         }  # fmt: skip
         write(self.file, value)
 
@@ -160,6 +165,18 @@ class ClientKeys:
         if keys != self:
             keys.save()
         return keys
+
+
+def check_pattern(actors: str) -> None:
+    """Raise ConfigError for what cannot be the pattern of a fleet's actor ids."""
+    if not re.fullmatch(r"[\w-][\w.-]*\*[\w.-]*", actors):
+        valid = "letters, digits, '_', '-', '.' and one '*' behind them, as in 'sim-*'"
+        raise ConfigError(f"got {actors!r}, expected {valid}", parameter="actors")
+
+
+def not_of_fleet(actors: str, actor_id: str) -> bool:
+    """Return whether a key for `actors` admits no actor of this id; a key without a pattern admits every id."""
+    return bool(actors) and not fnmatch.fnmatchcase(actor_id, actors)
 
 
 def write(path: Path, value: dict[str, Any]) -> None:

@@ -17,11 +17,20 @@ from typing import Any, Literal
 
 import zmq
 
-from serl_chunk.transport.security.keys import THIS_MACHINE, ClientKeys, JoinToken, add_line, locked, write
+from serl_chunk.transport.security.keys import (
+    THIS_MACHINE,
+    ClientKeys,
+    JoinToken,
+    add_line,
+    check_pattern,
+    locked,
+    not_of_fleet,
+    write,
+)
 from serl_chunk.transport.wire import handshake
 from serl_chunk.transport.wire.handshake import Counters
 from serl_chunk.types import ConfigError
-from serl_chunk_robot.wire import codec
+from serl_chunk_robot.wire import codec, curve
 from serl_chunk_robot.wire.codec import Frame, Message, WireError
 from serl_chunk_robot.wire.curve import (
     NAME,
@@ -56,6 +65,7 @@ class Client:
     until: float  # unix seconds up to which the one-time key is valid
     since: float  # unix seconds of the last change
     revoked: bool
+    actors: str = ""  # pattern of the ids that actors with this key may have; empty: every id
 
     def state(self, now: float) -> Literal["joined", "invited", "expired", "revoked"]:
         """Return `joined` (may connect), `invited` (may join), `expired` or `revoked` (may nothing)."""
@@ -129,17 +139,33 @@ class ServerKeys:
 
         Raises ConfigError for a name that has joined already, or cannot be one.
         """
-        client_file(self.folder, name)
-        ticket = Pair.new()
-        with locked(self.folder):
-            old = next((c for c in self.clients() if c.name == name), None)
-            if old is not None and old.state(self._clock()) == "joined":
-                raise ConfigError(
-                    f"{name!r} has joined already. Choose another name, or run `serl-chunk keys revoke {name}` first"
-                )
-            now = self._clock()
-            self._write(Client(name, None, ticket.public, now + VALID_SECONDS, now, False))
+        ticket, now = Pair.new(), self._clock()
+        self._add(Client(name, None, ticket.public, now + VALID_SECONDS, now, False))
         return JoinToken(self.pair.public, ticket.secret, name, port, tuple(hosts))
+
+    def add_fleet(self, name: str, actors: str, hosts: Sequence[str], port: int) -> ClientKeys:
+        """Make one key for all machines of a fleet, in a key folder of its own, and admit it. Raises ConfigError.
+
+        Args:
+            actors: pattern of the ids that its actors may have.
+        """
+        check_pattern(actors)
+        pair, now = Pair.new(), self._clock()
+        self._add(Client(name, pair.public, None, 0.0, now, False, actors))
+        folder = self.folder / "fleets" / name
+        curve.make_folder(folder)
+        keys = ClientKeys(folder, name, self.pair.public, pair, None, "", tuple(hosts), port, now, actors)
+        keys.save()
+        return keys
+
+    def _add(self, client: Client) -> None:
+        client_file(self.folder, client.name)
+        with locked(self.folder):
+            old = next((c for c in self.clients() if c.name == client.name), None)
+            if old is not None and old.state(self._clock()) == "joined":
+                revoke = f"serl-chunk keys revoke {client.name}"
+                raise ConfigError(f"{client.name!r} has joined already. Choose another name, or run `{revoke}` first")
+            self._write(client)
 
     def enrol(self, ticket: str, public: str) -> str | None:
         """Write `public` in place of a one-time key; its name, or None where that is not valid. Raises ConfigError."""
@@ -168,7 +194,8 @@ class ServerKeys:
         except (KeyError, TypeError, ValueError):
             raise damaged(path, "its times") from None
         # Not bool(): only a plain false admits a client.
-        return Client(path.stem, public or None, ticket or None, until, since, value.get("revoked") is not False)
+        revoked, actors = value.get("revoked") is not False, str(value.get("actors", ""))
+        return Client(path.stem, public or None, ticket or None, until, since, revoked, actors)
 
     def _write(self, client: Client) -> None:
         value = dataclasses.asdict(client)
@@ -255,6 +282,13 @@ class Authenticator:
     def name_of(self, public: str) -> str:
         client, _ = self._role(public)
         return "?" if client is None else client.name
+
+    def misnamed(self, public: str, actor_id: str) -> str:
+        """Return why an actor with this key may not have this id; empty where it may."""
+        client, _ = self._role(public)
+        if client is None or not not_of_fleet(client.actors, actor_id):
+            return ""
+        return f"the key {client.name!r} admits actors {client.actors!r}, got {actor_id!r}. Give another --actor_id"
 
     def revoked(self, public: str) -> str:
         return (

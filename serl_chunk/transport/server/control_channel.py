@@ -284,7 +284,10 @@ class ControlChannel:
         ).encode()
 
     def _on_hello(self, identity: bytes, hello: handshake.Hello, peer: str, key: str) -> None:
+        authenticator = self._sockets.authenticator
         try:
+            if authenticator is not None and (why := authenticator.misnamed(key, hello.actor_id)):
+                raise RefuseError(why)
             self._sessions.check(hello)  # first: an actor of another experiment need not wait for its refusal
             fields, arrays = self._handler.welcome()
             if hello.demonstrations and (digests := self._handler.digests()) is not None:
@@ -315,7 +318,7 @@ class ControlChannel:
         except WireError as e:  # our own fault, not the peer's
             raise SerlChunkError(f"the welcome cannot be sent: {e}") from e
         self._sockets.send("control", identity, answer)
-        named = f", key {self._sockets.authenticator.name_of(key)}" if self._sockets.authenticator else ""
+        named = f", key {authenticator.name_of(key)}" if authenticator else ""
         if hello.demonstrations:
             logger.info("recording %s connected from %s%s, with demonstrations", hello.actor_id, peer, named)
         else:
