@@ -41,6 +41,7 @@ def run_training_actor(
         n_envs: environments whose episodes run at once.
     """
     check_intervention(config.actor.intervention)
+    address = address.found()
     actor_id, keys = address.credentials()
     warn_of_lockstep(config)
     stop = threading.Event()
@@ -60,7 +61,7 @@ def run_training_actor(
         largest = n_envs * largest_episode_bytes(spec, config, sent_cameras(config, spec))
         link = open_link(
             config, spec, agent, address.ip, address.port, actor_id,
-            spools=spools.open, largest_episode_bytes=largest, keys=keys,
+            spools=spools.open, largest_episode_bytes=largest, keys=keys, address_file=address.file,
         )  # fmt: skip
         stack.callback(link.close)
         # Before the robot: an actor that no learner admits, as where another has its id, takes no robot from that one.

@@ -14,10 +14,17 @@ from pathlib import Path
 
 from serl_chunk.config.fields import require
 from serl_chunk.config.transport import TransportConfig
+from serl_chunk.io import Waiting
 from serl_chunk.transport.security.client import UnencryptedPeerError, enroll
 from serl_chunk.transport.security.keys import THIS_MACHINE, ClientKeys, JoinToken, add_line, not_of_fleet
 from serl_chunk.transport.security.server import ServerKeys
-from serl_chunk.transport.wire.handshake import DEFAULT_PORT, RefusedError, UnreachableError, check_port
+from serl_chunk.transport.wire.handshake import (
+    DEFAULT_PORT,
+    RefusedError,
+    UnreachableError,
+    check_port,
+    read_address,
+)
 from serl_chunk.types import ConfigError
 from serl_chunk_robot.wire.curve import default_folder, fingerprint
 from serl_chunk_robot.wire.sockets import is_loopback
@@ -156,6 +163,7 @@ class LearnerAddress:
     actor_id: str | None = None  # None: the name of this machine's key
     keys: str | None = None  # the key folder; None: the default one
     insecure: bool = False  # use no keys
+    file: Path | None = None  # names the address
 
     @classmethod
     def of(cls, flags: argparse.Namespace) -> LearnerAddress:
@@ -163,7 +171,19 @@ class LearnerAddress:
         both = flags.keys is not None and flags.insecure
         require(not both, "insecure", "it means no keys, and --keys is given. Remove one of them.")
         port = DEFAULT_PORT if flags.port is None else flags.port
-        return cls(flags.ip or LOOPBACK, port, flags.actor_id, flags.keys, flags.insecure)
+        name = getattr(flags, "address_file", None)
+        file = None if name is None else Path(name).expanduser()
+        return cls(flags.ip or LOOPBACK, port, flags.actor_id, flags.keys, flags.insecure, file)
+
+    def found(self) -> LearnerAddress:
+        """Return the address that the file names, where one is given; wait for it."""
+        wait = Waiting(logger)
+        while self.file is not None:
+            if (found := read_address(self.file)) is not None:
+                return dataclasses.replace(self, ip=found[0], port=found[1])
+            wait.log(f"{self.file} names no learner yet", "Start the learner of that run")
+            time.sleep(0.2)
+        return self
 
     def credentials(self) -> tuple[str, ClientKeys | None]:
         """Return the actor's id and keys. Raises ConfigError where they do not go together."""

@@ -12,7 +12,7 @@ from threading import Event
 
 from serl_chunk.agents.base import Agent
 from serl_chunk.agents.registry import make_agent
-from serl_chunk.cli.keys import invite_first, learner_keys
+from serl_chunk.cli.keys import addresses, invite_first, learner_keys
 from serl_chunk.cli.memory import show_memory
 from serl_chunk.cli.process import print_config
 from serl_chunk.config.compatibility import contract
@@ -48,7 +48,7 @@ from serl_chunk.signals import (
     signalled,
     stop_on_signals,
 )
-from serl_chunk.transport.wire.handshake import check_port
+from serl_chunk.transport.wire.handshake import ADDRESS, check_port, write_address
 from serl_chunk.types import RobotSpec
 from serl_chunk_robot.wire.sockets import is_loopback
 
@@ -216,6 +216,7 @@ def run_learner(
         service.server.start()
         if server_keys is not None:
             invite_first(server_keys, bind, port)
+        write_address(run.path / ADDRESS, addresses(bind)[0], port)
         publish = service.server.publish
         learner = make_learner(
             config, options, run, spec, publish=publish, threaded=True, stopping=stop.is_set, agent=agent,

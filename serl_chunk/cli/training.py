@@ -134,6 +134,7 @@ def training_parser() -> Parser:
     group = p.add_argument_group("actor")
     add_aliases(group, OF_THE_ACTOR)
     add("ip", "the learner's host name or address (default: 127.0.0.1)", "HOST", "ae")
+    add("address_file", "find the learner, also one that moved, by RUN/address on a disk that both see", "FILE", "a")
     add("port", "first of the learner's three ports (default: 5588)", "N", "labe", type=int)
     add("spool_path", "keeps what the learner does not have yet; runs/spool unless given", "DIR", "ab")
     add("actor_id", "name of this robot, another for each actor (default: its key's, else actor)", "NAME", "abe")
@@ -328,6 +329,8 @@ def check_flags(parser: argparse.ArgumentParser, flags: argparse.Namespace, conf
         *((served and evaluating and name in given, name, server) for name in of_checkpoints),
         (evaluating and {"checkpoint_path", "ip"} <= given, "ip",
          "--checkpoint_path names the checkpoint too. Remove one of them."),
+        ("address_file" in given and bool({"ip", "port"} & given), "address_file",
+         "it names host and port. Remove --ip and --port."),
         (evaluating and {"checkpoint_path", "keys"} <= given, "keys",
          "it is for a learner at --ip; --checkpoint_path needs none. Remove one of them."),
         ({"keys", "insecure"} <= given, "insecure", "it means no keys, and --keys is given. Remove one of them."),

@@ -452,3 +452,22 @@ def test_whatever_a_link_does_a_message_may_always_be_sent(events):
             line.flow.slow_down()
             line.flow.restart()
             assert line.flow.message_bytes == LEAST_BYTES
+
+
+def test_a_learner_that_moved_is_found_by_its_address_file(tmp_path, inbox):
+    """Another process of the run, elsewhere: it gets what the first lacks, and what is no address changes nothing."""
+    moved, file, first, second = Inbox(), tmp_path / "address", free_port(), free_port()
+    for text in ("", "gpu", "gpu:x", "gpu:0", ":5588"):
+        file.write_text(text)
+        assert handshake.read_address(file) is None
+    with linked(first, connect=False, address_file=file) as link:
+        with serving(first, on_record=inbox):
+            link.connect(timeout=10)
+            send_episode(link, "e1", 4)
+            assert link.flush(10)
+        send_episode(link, "e2", 5)
+        file.unlink()
+        handshake.write_address(file, "127.0.0.1", second)
+        with serving(second, on_record=moved):
+            assert link.flush(10)
+    assert [len(i.episodes()[name]) for i, name in ((inbox, "e1"), (moved, "e2"))] == [4, 5]

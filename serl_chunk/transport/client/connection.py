@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import zmq
@@ -18,7 +19,7 @@ from serl_chunk.transport.client.snapshots import SnapshotClient
 from serl_chunk.transport.security.client import ConnectionFault, KeyExchange
 from serl_chunk.transport.security.keys import ClientKeys
 from serl_chunk.transport.wire import handshake
-from serl_chunk.transport.wire.handshake import CHANNELS, MAX_ARRAYS, Hello, RefusedError, Welcome
+from serl_chunk.transport.wire.handshake import CHANNELS, MAX_ARRAYS, Hello, RefusedError, Welcome, read_address
 from serl_chunk.transport.wire.tickets import TicketRequest, decode_grant
 from serl_chunk.types import Grant, SerlChunkError
 from serl_chunk_robot.wire import codec
@@ -27,6 +28,7 @@ from serl_chunk_robot.wire.sockets import Waker, try_receive, try_send
 
 log = logging.getLogger(__name__)
 
+_LOOK_S = 1.0  # between looks for the address of a learner that is away
 _GOODBYE_MS = 200  # how long `close` waits for its goodbye to leave
 
 
@@ -35,9 +37,14 @@ class Address(NamedTuple):
 
     host: str
     port: int
+    file: Path | None = None  # names the newest, for a learner that moves
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
+
+    def newest(self) -> Address:
+        found = None if self.file is None else read_address(self.file)
+        return self if found is None else Address(*found, self.file)
 
 
 class ClientSockets:
@@ -47,13 +54,14 @@ class ClientSockets:
     """
 
     def __init__(self, config: TransportConfig, address: Address, keys: ClientKeys | None) -> None:
-        self._config = config
+        self._config, self.address = config, address
         self._limits = Limits(config.max_message_bytes + codec.MAX_HEADER_BYTES, MAX_ARRAYS)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._exchange = KeyExchange(keys, address.host, address.port)
         self._sockets: dict[str, zmq.Socket[bytes]] = {}  # empty: not open
         self._greeted_at: float | None = None
         self._retry_at = self._open_at = 0.0  # when the next attempt may be greeted, and opened
+        self._look_at = 0.0  # when the address is read next
 
     def __bool__(self) -> bool:
         return bool(self._sockets)
@@ -66,6 +74,17 @@ class ClientSockets:
         if not self._sockets and time.monotonic() >= self._open_at:
             self._sockets = {c: self._exchange.connect(self._context, self._config, c) for c in CHANNELS}
             self._greeted_at = None
+
+    def moved(self) -> bool:
+        """Return whether the learner has another address now, for the next sockets. The file is read once a second."""
+        if (now := time.monotonic()) < self._look_at:
+            return False
+        self._look_at, newest = now + _LOOK_S, self.address.newest()
+        if newest == self.address:
+            return False
+        self.address = newest
+        self._exchange.move(newest.host, newest.port)
+        return True
 
     def poll(self, wait_s: float, waker: Waker, *, greets: bool, blocked: bool) -> tuple[list[str], bool]:
         """Wait for a message, a wake-up, or room: for a greeting, and for data where these are `blocked`.
@@ -228,7 +247,7 @@ class Connection(LearnerStatus):
         self.run = ""  # id of the run that answers, whose spool the outbox has; changes before `welcome`
         self.waiting = f"no learner answers at {address}"  # why there is no welcome yet
         self.news = threading.Condition()
-        self._config, self._address, self._hello = config, address, hello
+        self._config, self._hello = config, hello
         self._out, self._snapshots = out, SnapshotClient(config)
         self._timeout = AdaptiveTimeout(config.timeout_s, out.sender.flow, self._snapshots.flow)
         self._closing, self._tickets = False, TicketClient()
@@ -236,6 +255,10 @@ class Connection(LearnerStatus):
         self._terms: dict[str, int] = {}  # highest that a learner of each run has said
         self._sockets = ClientSockets(config, address, keys)
         self._thread = threading.Thread(target=self._run, name="serl-chunk-link", daemon=True)
+
+    @property
+    def _address(self) -> Address:
+        return self._sockets.address
 
     def close(self) -> None:
         """Stop with a goodbye. What is not acknowledged stays in the spool: call `flush` before."""
@@ -272,6 +295,9 @@ class Connection(LearnerStatus):
             self.news.notify_all()
 
     def _poll_once(self) -> None:
+        if self._live is None and self._sockets.moved():
+            log.info("the learner is at %s now", self._address)
+            self._disconnect("it moved")
         self._sockets.open()
         wait = 0.0 if self._out.can_pack else min(0.1, self._config.heartbeat / 2)
         greets, blocked = self._live is None, self._out.sender.blocked

@@ -7,6 +7,7 @@ import math
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from serl_chunk.config.transport import TransportConfig
@@ -80,7 +81,7 @@ class LearnerLink(Connection):
     def __init__(
         self, config: TransportConfig, *, host: str, port: int, actor_id: str, contract: dict[str, str],
         spools: Spools | None = None, largest_episode_bytes: int = 0, keys: ClientKeys | None = None,
-        demonstrations: bool = False, block_steps: int = 1,
+        demonstrations: bool = False, block_steps: int = 1, address_file: Path | None = None,
     ) -> None:  # fmt: skip
         """
         Args:
@@ -89,6 +90,7 @@ class LearnerLink(Connection):
             largest_episode_bytes: an episode may begin only while the spool has room for that much.
             keys: of this machine; `connect` joins with them where that is due.
             demonstrations: it sends demonstrations alone: without an allowance, and no snapshot is pulled.
+            address_file: names the address of a learner that moved; see `handshake.write_address`.
             block_steps: that may wait for one another before they are spooled and sent, 0.1 s at the longest.
 
         Raises ConfigError for a bad host, and for a spool that could never hold one episode.
@@ -104,8 +106,9 @@ class LearnerLink(Connection):
         if unknown := sockets.unknown_host(host):
             raise ConfigError(unknown, parameter="ip")
         out = Outbox(config, spools, largest_episode_bytes)
+        address = Address(host, port, address_file)
         about = (uuid.uuid4().hex, 1, actor_id, dict(contract), "", -1, 0, 0, 0, 0)
-        super().__init__(config, Address(host, port), Hello(*about, demonstrations=demonstrations), out, keys)
+        super().__init__(config, address, Hello(*about, demonstrations=demonstrations), out, keys)
         self._keys = keys
         # A RecordSink by its outbox: arrays are handed over, not copied, and must not change afterwards.
         self.act_for, self.begin, self.end, self.amend = out.act_for, out.begin, out.end, out.amend
@@ -138,7 +141,7 @@ class LearnerLink(Connection):
     def _join(self, patience: _Patience) -> None:
         while self._keys is not None and self._keys.ticket is not None:
             try:
-                self._keys = enroll(self._keys, self._config, *self._address, max(0.1, patience.left))
+                self._keys = enroll(self._keys, self._config, *self._address[:2], max(0.1, patience.left))
             except UnencryptedPeerError:
                 if sockets.is_loopback(self._address.host) and not self._keys.binding:
                     return

@@ -112,6 +112,10 @@ class KeyExchange:
         sockets.connect(s, self._host, self._port + CHANNELS.index(channel))
         return s
 
+    def move(self, host: str, port: int) -> None:
+        """Connect the next sockets to another place."""
+        self._host, self._port = host, port
+
     def outcomes(self) -> list[Outcome]:
         found = []
         while self.monitor is not None and self.monitor.poll(0):

@@ -8,14 +8,17 @@ refusal's sentence always arrives.
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from serl_chunk.config.compatibility import SETTINGS
+from serl_chunk.io import atomic_write
 from serl_chunk.types import ConfigError, PolicyOrigin, SerlChunkError
 from serl_chunk_robot.wire import codec
 from serl_chunk_robot.wire.codec import Frame, Message, WireError
@@ -24,6 +27,7 @@ Clock = Callable[[], float]  # seconds
 Counters = collections.Counter[str]  # written by one thread, read by any: a reader may be one event behind
 
 DEFAULT_PORT = 5588
+ADDRESS = "address"  # file in a run folder: where its newest learner is
 CHANNELS = ("data", "snapshots", "control")  # ports p, p + 1, p + 2
 MAX_ARRAYS = 64  # of one message; an entry of a journal holds no more
 CREDIT_BYTES = 32 << 20  # unacknowledged data that an actor may have in flight
@@ -62,6 +66,20 @@ def check_port(port: int) -> None:
     if not 1 <= port <= last:
         message = f"must be 1..{last}, got {port}: the transport uses that port and the two after it"
         raise ConfigError(message, parameter="port")
+
+
+def write_address(file: Path, host: str, port: int) -> None:
+    """Let actors that read `file` find a learner, also one that moved. Raises OSError."""
+    atomic_write(file, f"{host}:{port}\n")
+
+
+def read_address(file: Path) -> tuple[str, int] | None:
+    """Return the host and port in `file`; None where it cannot be read now, or holds none."""
+    with contextlib.suppress(OSError, ValueError):
+        host, _, port = file.read_text().strip().rpartition(":")
+        check_port(int(port))
+        return (host, int(port)) if host else None
+    return None
 
 
 class RefusedError(SerlChunkError):

@@ -81,19 +81,20 @@ def test_a_name_with_both_kinds_of_address_is_reached_over_ipv4(monkeypatch, fam
 
     monkeypatch.setattr(sockets.socket, "getaddrinfo", resolve)
     with zmq.Context() as context, sockets.make_socket(context, zmq.DEALER, 1 << 20) as s:
-        sockets._families.cache_clear()
+        sockets._known.clear()
         sockets.connect(s, "gpu.lab", 5588)
         assert s.getsockopt(zmq.IPV6) == ipv6
 
 
 def test_a_network_that_is_away_changes_nothing_about_the_address(monkeypatch):
     """A host that has IPv6 alone keeps it while no name server answers, and no caller waits for that."""
-    sockets._families.cache_clear()
-    asked = []
+    sockets._known.clear()
+    asked, answer = [], threading.Event()
 
     def resolve(host, port):
         asked.append(host)
         if len(asked) > 1:
+            answer.wait(10)
             raise socket.gaierror(-3, "Temporary failure in name resolution")
         return [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fe80::1", 0))]
 
@@ -103,7 +104,23 @@ def test_a_network_that_is_away_changes_nothing_about_the_address(monkeypatch):
             with sockets.make_socket(context, zmq.DEALER, 1 << 20) as s:
                 sockets.connect(s, "gpu6.lab", 5588)
                 assert s.getsockopt(zmq.IPV6) == 1
-        assert asked == ["gpu6.lab"]
+        assert asked == ["gpu6.lab"] * 2  # the second one has no answer yet
+        answer.set()
+        while not sockets._asking.acquire(timeout=0.01):
+            pass
+        sockets._asking.release()
         for host in ("http://gpu:5588", "gpu box"):
             with sockets.make_socket(context, zmq.DEALER, 1 << 20) as s, pytest.raises(ConfigError, match=naming(host)):
                 sockets.connect(s, host, 5588)
+
+
+def test_a_host_that_moved_is_found_by_its_name(monkeypatch):
+    """With addresses of another kind: the first connection after that asks, and the second one has the answer."""
+    sockets._known.clear()
+    families = [socket.AF_INET]
+    monkeypatch.setattr(sockets.socket, "getaddrinfo", lambda *_: [(f, None, 6, "", ()) for f in families])
+    assert sockets._families("gpu.lab") == {socket.AF_INET}
+    families[:] = [socket.AF_INET6]
+    deadline = time.monotonic() + 10
+    while sockets._families("gpu.lab") != {socket.AF_INET6}:
+        assert time.monotonic() < deadline

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import ipaddress
 import socket
+import threading
 from typing import Sequence
 
 import zmq
@@ -131,9 +131,27 @@ def unknown_host(host: str) -> str:
     return ""
 
 
-@functools.lru_cache(maxsize=None)  # while the network is away a look-up may take many seconds
+_known: dict[str, set[int]] = {}  # host -> kinds of its addresses, as of the newest look-up that had an answer
+_asking = threading.Lock()
+
+
 def _families(host: str) -> set[int]:
-    return {info[0] for info in socket.getaddrinfo(host, None)}
+    """Return the kinds of a host's addresses. A host that was known before may have moved: see the next connection."""
+    if host not in _known:
+        _look_up(host)
+    elif _asking.acquire(blocking=False):  # while the network is away a look-up may take many seconds
+        threading.Thread(target=_look_up_again, args=(host,), daemon=True).start()
+    return _known[host]
+
+
+def _look_up(host: str) -> None:
+    _known[host] = {info[0] for info in socket.getaddrinfo(host, None)}
+
+
+def _look_up_again(host: str) -> None:
+    with contextlib.suppress(OSError, UnicodeError):
+        _look_up(host)
+    _asking.release()
 
 
 def is_loopback(bind: str) -> bool:
