@@ -15,6 +15,7 @@ from typing import NoReturn
 INTERRUPTED = 130  # exit status
 HANGUP = 128 + signal.SIGHUP
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+DRAIN = signal.SIGUSR1  # ends an actor once the learner has all that it recorded
 GRACE = 1.4  # seconds in which a learner with nothing to save may end by itself; a compilation takes longer
 TELLING = 0.2  # seconds for what `before_exit` sends or writes
 
@@ -77,6 +78,17 @@ def stop_on_signals(stop: threading.Event, how: str, listening: Callable[[], boo
         threading.Thread(target=logger.info, args=(text,), daemon=True).start()
 
     _install(handle)
+
+
+def drain_on_signal(stop: threading.Event, drain: threading.Event, how: str) -> None:
+    """Let SIGUSR1 set both events and log `how` the process ends; call it in the main thread."""
+
+    def handle(number: int, frame: object) -> None:
+        drain.set()
+        stop.set()
+        threading.Thread(target=logger.info, args=(f"SIGUSR1: {how}",), daemon=True).start()
+
+    signal.signal(DRAIN, handle)
 
 
 def exit_at_once_while(expendable: Callable[[], bool], grace: float = 0.0) -> None:

@@ -31,7 +31,7 @@ from serl_chunk.console.view import Obstacle
 from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.devices.recorded import ReplayedIntervention
 from serl_chunk.devices.registry import make_intervention
-from serl_chunk.io import Waiting
+from serl_chunk.io import Waiting, plural
 from serl_chunk.outcomes.robot import observing
 from serl_chunk.robots.base import InterventionSource, RobotEnv, check_apart
 from serl_chunk.robots.registry import make_env
@@ -93,6 +93,7 @@ class ActorService:
         n_envs: robots, simulated ones, whose episodes run at once; `cli.process.check_many` names what that excludes.
         agent, link: must be set before `run`.
         stop: ends a session; the episode under way is truncated.
+        drain: once it is set, the end waits for as long as the learner lacks records.
         before_decision: lockstep only, called before every decision (learning in the same process).
         report_every: episodes of each robot between status lines, which are also `STATUS_SECONDS` apart.
 
@@ -102,7 +103,7 @@ class ActorService:
     def __init__(
         self, config: ExperimentConfig,
         *, actor_id: str = "actor", env: RobotEnv | None = None, intervention: InterventionSource | None = None,
-        n_envs: int = 1,
+        n_envs: int = 1, drain: threading.Event | None = None,
         agent: Agent | None = None, link: ActorLink | None = None, stop: threading.Event | None = None,
         clock: Clock | None = None, before_decision: Callable[[], None] | None = None,
         on_episode: Callable[[EpisodeSummary], None] | None = None, report_every: int = 10,
@@ -112,6 +113,7 @@ class ActorService:
             "Start from demonstrations (learner.pretrain_steps)")  # fmt: skip
         self.config, self.actor_id, self.agent, self.link = config, actor_id, agent, link
         self.stop, self._clock = stop or threading.Event(), clock or Clock()
+        self._drain = drain or threading.Event()
         self.before_decision, self.on_episode, self._report_every = before_decision, on_episode, report_every
         self.operator = LoopOperator()  # another is set before `run` where keys are read
         self.episodes = 0  # of all sessions, which count for `actor.max_episodes`
@@ -235,10 +237,18 @@ class ActorService:
             return total
         quits = self.stop.is_set() or self.operator.quits
         stopped = "stopped by the operator" if quits else f"{config.actor.max_episodes} episodes done"
-        total.reason, total.delivered = link.finished or stopped, link.flush(FLUSH_TIMEOUT)
+        total.reason, total.delivered = link.finished or stopped, self._deliver(link)
         if not total.delivered:
             logger.warning(f"the learner did not acknowledge every record within {FLUSH_TIMEOUT:g} s")
         return total
+
+    def _deliver(self, link: ActorLink) -> bool:
+        lines = Waiting(logger, late=FLUSH_TIMEOUT)
+        delivered = link.flush(FLUSH_TIMEOUT)
+        while not delivered and self._drain.is_set():
+            lines.log(f"draining: the learner lacks {plural(link.unacknowledged, 'record')}. SIGTERM leaves them here")
+            delivered = link.flush(1.0)
+        return delivered
 
     def _runners(self, policy: Policy, link: ActorLink, begun: RunProgress) -> list[EpisodeRunner]:
         config, alone = self.config, len(self._robots) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from serl_chunk.actor.canary import check_signal
@@ -23,8 +23,9 @@ from serl_chunk.io import Waiting, format_bytes, plural
 from serl_chunk.logs import log_to_file
 from serl_chunk.outcomes.judge import Judge
 from serl_chunk.outcomes.robot import spec_of
-from serl_chunk.signals import exit_at_once_while, never, stop_on_signals
+from serl_chunk.signals import drain_on_signal, exit_at_once_while, never, stop_on_signals
 from serl_chunk.transport.storage.spool import SpoolFolders, largest_episode_bytes
+from serl_chunk.transport.wire.handshake import RefusedError
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,8 @@ def run_training_actor(
     stop = threading.Event()
     connected = threading.Event()  # before it nothing is recorded, and nothing need be delivered
     stop_on_signals(stop, "closing the episode and delivering what is recorded", connected.is_set)
+    drain = threading.Event()
+    drain_on_signal(stop, drain, "closing the episode and waiting until the learner has all that is recorded")
     exit_at_once_while(never)  # an open robot is closed, however long it takes
     with page_on(viewer) as page, contextlib.ExitStack() as stack:  # the page before anything can move
         there, approve = check_operator(config, page), config.operator.approve
@@ -58,6 +61,7 @@ def run_training_actor(
         Judge(config, spec, compiled=False)
         agent = make_agent(config, spec)
         spools = SpoolFolders(config, actor_id, None if spool_path is None else Path(spool_path).expanduser())
+        stack.enter_context(naming_unsent(spools))
         largest = n_envs * largest_episode_bytes(spec, config, sent_cameras(config, spec))
         link = open_link(
             config, spec, agent, address.ip, address.port, actor_id,
@@ -69,7 +73,7 @@ def run_training_actor(
         log_to_file(spools.folder / "actor.log")
         operators = stack.enter_context(contextlib.ExitStack())  # closed after the robot
         actor = stack.enter_context(
-            ActorService(config, actor_id=actor_id, agent=agent, link=link, stop=stop, n_envs=n_envs)
+            ActorService(config, actor_id=actor_id, agent=agent, link=link, stop=stop, n_envs=n_envs, drain=drain)
         )
         connected.set()
         console = console_of(config, actor_id, amend=actor.amend, end=stop.set, page=page, spec=spec)
@@ -79,11 +83,25 @@ def run_training_actor(
             operator.labels.notes, operator.approval.number = link, config.operator.approve
         if inherited := int(link.stats()["inherited"]):  # what is unacknowledged now may be none of it
             logger.info(f"spool {spools.folder}: {plural(inherited, 'record')} of a previous actor are sent")
-        for folder, nbytes in spools.left_behind():
+        for folder, nbytes, _ in spools.unsent(but_open=True):
             logger.info(f"{folder} holds {format_bytes(nbytes)} of another run, for that run's learner")
         summary = actor.serve(link, welcome)
     report_session(summary, config)
     return 0 if summary.delivered else 1
+
+
+@contextlib.contextmanager
+def naming_unsent(spools: SpoolFolders) -> Iterator[None]:
+    """Add to a refusal what stays in the spools, and which version wrote it."""
+    try:
+        yield
+    except RefusedError as error:
+        for folder, nbytes, version in spools.unsent():
+            error.add_note(
+                f"{folder} keeps {format_bytes(nbytes)} for the learner: --actor with serl_chunk {version} delivers it "
+                "to a learner of that version, and so does a newer one that reads its format"
+            )
+        raise
 
 
 def log_waiting(port: str = "--port") -> Callable[[str], None]:

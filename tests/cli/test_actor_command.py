@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import signal
+import threading
 import types
 from unittest.mock import Mock
 
@@ -38,8 +40,11 @@ from serl_chunk.learner.building import RunOptions
 from serl_chunk.learner.service import welcome_of
 from serl_chunk.outcomes.robot import spec_of
 from serl_chunk.runs.folder import open_run
-from serl_chunk.transport.wire.handshake import Welcome
-from serl_chunk.types import CameraSpec, ConfigError, DataError, PolicyOrigin, SerlChunkError, Snapshot
+from serl_chunk.transport.storage.spool import SpoolFolders
+from serl_chunk.transport.wire.handshake import PROTOCOL, RefusedError, Welcome, compare_protocol
+from serl_chunk.transport.wire.records import BEGIN, Item, encode_record
+from serl_chunk.types import Begin, CameraSpec, ConfigError, DataError, PolicyOrigin, SerlChunkError, Snapshot
+from serl_chunk.version import version_info
 
 ADDRESS = LearnerAddress("127.0.0.1", 1, "a")
 
@@ -214,3 +219,35 @@ def test_a_closed_terminal_holds_where_a_page_or_a_pedal_can_go_on(monkeypatch, 
         signal.signal(signal.SIGHUP, before)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+def test_an_actor_that_is_refused_for_its_version_names_what_stays_here(tmp_path, monkeypatch, config, normaliser):
+    spools = SpoolFolders(config, "a", tmp_path)
+    spool = spools.open("run")
+    spool.append(Item(BEGIN, 0, 1), encode_record(Begin("e"), 0))
+    spool.close()
+    link = link_of(welcome(normaliser))
+    link.connect.side_effect = RefusedError(compare_protocol(PROTOCOL - 1))
+    with pytest.raises(RefusedError, match=naming("protocol", version_info().version)) as refused:
+        start(monkeypatch, tmp_path, config, link, None)
+    [note] = refused.value.__notes__
+    assert str(spools.folder / "run") in note
+    assert f"serl_chunk {version_info().version} delivers it" in note
+
+
+def test_a_drained_actor_waits_until_the_learner_has_all(monkeypatch, caplog, config):
+    caplog.set_level("INFO", "serl_chunk.actor")
+    monkeypatch.setattr(service, "FLUSH_TIMEOUT", 0.0)
+    stop, drain, left = threading.Event(), threading.Event(), [False] * 3
+    link = Mock(unacknowledged=7, flush=lambda timeout: not left or left.pop())
+    before = signal.getsignal(signals.DRAIN)
+    try:
+        signals.drain_on_signal(stop, drain, "draining")
+        with contextlib.closing(ActorService(make_config(), env=LineEnv(), stop=stop, drain=drain)) as actor:
+            assert actor._deliver(link) is False  # no signal came: at most FLUSH_TIMEOUT
+            signal.raise_signal(signals.DRAIN)
+            assert stop.is_set()
+            assert actor._deliver(link) is True
+    finally:
+        signal.signal(signals.DRAIN, before)
+    assert "draining: the learner lacks 7 records. SIGTERM leaves them here" in caplog.messages

@@ -27,6 +27,7 @@ from serl_chunk.transport.wire import records
 from serl_chunk.transport.wire.handshake import MAX_ARRAYS
 from serl_chunk.transport.wire.records import LOST, Item
 from serl_chunk.types import Amend, Begin, ConfigError, DataError, End, Outcome, Record, RobotSpec, StepBlock
+from serl_chunk.version import version_info
 from serl_chunk_robot.wire import codec
 from serl_chunk_robot.wire.codec import Frame, Limits, WireError
 
@@ -132,7 +133,7 @@ class Spool:
     def _write_identity(self, *, retired: bool) -> None:
         path = self.folder / IDENTITY
         try:
-            identity = {"session": self.session, "incarnation": self.incarnation}
+            identity = {"session": self.session, "incarnation": self.incarnation, "version": version_info().version}
             atomic_write(path, json.dumps(identity | {"retired": True} if retired else identity), durable=True)
         except OSError as e:
             raise JournalError(f"{path} cannot be written: {e.strerror}") from e
@@ -309,6 +310,22 @@ class Spool:
         self._journal.close(remove=self.acked == self.next and not self.noted)
 
 
+def unsent_of(folder: Path) -> list[tuple[Path, int, str]]:
+    """Return the spools in an actor's folder that hold something; see `SpoolFolders.unsent`."""
+    found = []
+    for spool in sorted(folder.glob("*")):
+        nbytes, version = 0, "of an unknown version"
+        for file in spool.glob(f"*{SUFFIX}"):
+            with contextlib.suppress(FileNotFoundError):  # a process of this actor id may have it open
+                nbytes += file.stat().st_size
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+            known = json.loads((spool / IDENTITY).read_text())
+            version, nbytes = str(known["version"]), 0 if known.get("retired", False) else nbytes
+        if nbytes and not spool.name.endswith(DAMAGED):  # those moved aside wait for no learner
+            found.append((spool, nbytes, version))
+    return found
+
+
 class SpoolFolders:
     """The spools of one actor, `root/<experiment>/<actor id>/<run>`; raises ConfigError for an unsuitable actor id."""
 
@@ -330,20 +347,13 @@ class SpoolFolders:
             text = f"an actor {self.folder.name!r} runs already: {e}. Stop it, or give this one another name."
             raise ConfigError(text, parameter="actor_id") from e
 
-    def left_behind(self) -> list[tuple[Path, int]]:
-        """Return the spools of other runs that hold something, with their bytes."""
-        found = []
-        for folder in sorted(self.folder.glob("*")) if self.folder.is_dir() else []:
-            # Files of the open spool go while they are counted; those moved aside wait for no learner.
-            if folder.name == self._run or folder.name.endswith(DAMAGED):
-                continue
-            nbytes = 0
-            for file in folder.glob(f"*{SUFFIX}"):
-                with contextlib.suppress(FileNotFoundError):  # another process of this actor id may have it open
-                    nbytes += file.stat().st_size
-            if nbytes:
-                found.append((folder, nbytes))
-        return found
+    def unsent(self, *, but_open: bool = False) -> list[tuple[Path, int, str]]:
+        """Return the spools that hold something, with their bytes and the version that wrote them.
+
+        `but_open`: of other runs than the newest that was opened here, whose files go while they are counted.
+        """
+        found = unsent_of(self.folder) if self.folder.is_dir() else []
+        return [each for each in found if not (but_open and each[0].name == self._run)]
 
 
 def largest_episode_bytes(spec: RobotSpec, config: ExperimentConfig, cameras: Iterable[str] = ()) -> int:

@@ -20,6 +20,7 @@ import numpy as np
 from serl_chunk.config.compatibility import SETTINGS
 from serl_chunk.io import atomic_write
 from serl_chunk.types import ConfigError, PolicyOrigin, SerlChunkError
+from serl_chunk.version import version_info
 from serl_chunk_robot.wire import codec
 from serl_chunk_robot.wire.codec import Frame, Message, WireError
 
@@ -208,7 +209,7 @@ def compare_protocol(theirs: int) -> str:
     if theirs == PROTOCOL:
         return ""
     return (
-        f"the learner speaks transport protocol {PROTOCOL} and the actor {theirs}: "
+        f"the learner ({version_info().text}) speaks transport protocol {PROTOCOL} and the actor {theirs}: "
         "install the same version of serl-chunk on both machines"
     )
 

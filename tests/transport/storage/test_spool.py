@@ -26,6 +26,7 @@ from serl_chunk.transport.storage.spool import Kept, Spool
 from serl_chunk.transport.wire import records
 from serl_chunk.transport.wire.records import LOST
 from serl_chunk.types import Begin, DataError, End, Outcome
+from serl_chunk.version import version_info
 from serl_chunk_robot.wire import codec
 
 
@@ -223,7 +224,8 @@ def test_a_damaged_identity_is_repaired_from_the_segments(spool, reopened, text,
     path.unlink() if text is None else path.write_text(text)
     again = reopened()
     assert (again.session, again.incarnation, again.next) == (spool.session, 2, 27)
-    assert json.loads(path.read_text()) == {"session": spool.session, "incarnation": 2}
+    known = json.loads(path.read_text())
+    assert known == {"session": spool.session, "incarnation": 2, "version": version_info().version}
     assert ("is repaired" in caplog.text) == (text is not None)
 
 
