@@ -35,7 +35,8 @@ from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.presets import configured
 from serl_chunk.evaluation.results import paired_difference
 from serl_chunk.evaluation.rollouts import evaluate
-from serl_chunk.fleet.local import PROGRAM, run_both
+from serl_chunk.fleet.engines import PROGRAM
+from serl_chunk.fleet.local import run_both
 from serl_chunk.learner.building import RunOptions
 from serl_chunk.robots.registry import make_env
 from serl_chunk.runs.metrics import read_metrics

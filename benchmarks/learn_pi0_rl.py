@@ -30,7 +30,8 @@ from serl_chunk.config.presets import configured
 from serl_chunk.data.prompts import make_prompts
 from serl_chunk.evaluation.results import paired_difference
 from serl_chunk.evaluation.rollouts import Entry, evaluate_in_turns
-from serl_chunk.fleet.local import PROGRAM, run_both
+from serl_chunk.fleet.engines import PROGRAM
+from serl_chunk.fleet.local import run_both
 from serl_chunk.learner.building import RunOptions
 from serl_chunk.robots.fake.env import FakeAlohaEnv
 from serl_chunk.robots.registry import make_env

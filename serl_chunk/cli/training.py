@@ -329,7 +329,7 @@ def check_flags(parser: argparse.ArgumentParser, flags: argparse.Namespace, conf
         *((served and evaluating and name in given, name, server) for name in of_checkpoints),
         (evaluating and {"checkpoint_path", "ip"} <= given, "ip",
          "--checkpoint_path names the checkpoint too. Remove one of them."),
-        ("address_file" in given and bool({"ip", "port"} & given), "address_file",
+        ("address_file" in given and bool({"ip", "port"} & given) and not flags.launched_with_learner, "address_file",
          "it names host and port. Remove --ip and --port."),
         (evaluating and {"checkpoint_path", "keys"} <= given, "keys",
          "it is for a learner at --ip; --checkpoint_path needs none. Remove one of them."),

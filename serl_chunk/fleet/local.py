@@ -1,35 +1,33 @@
-"""`--learner --actor`: all processes on this machine, each in its own operating system session."""
+"""`--learner --actor`, `fleet --engine local`: processes on this machine, each in its own operating system session."""
 
 from __future__ import annotations
 
 import codecs
+import collections
 import dataclasses
 import logging
 import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import IO
 
+from serl_chunk.fleet import engines
+from serl_chunk.fleet.engines import DRAINED, LAST_LINES, LEARNER, PROGRAM, Job, JobFiles, JobStatus
 from serl_chunk.logs import LIVE, Screen, current_screen
-from serl_chunk.signals import INTERRUPTED, SIGNALS, exit_at_once_while, never, note_signal
+from serl_chunk.signals import DRAIN, INTERRUPTED, SIGNALS, exit_at_once_while, never, note_signal
 
-LEARNER = "learner"
-PROGRAM = (sys.executable, "-m", "serl_chunk")
-STOP_GRACE = 60.0  # seconds a child has for its last checkpoint or its last records
 DONE_GRACE = 5.0  # seconds an actor has to end after its learner; an unconnected one would wait forever
 OUTPUT_GRACE = 2.0  # seconds for the output of ended processes; a grandchild may hold their pipe open
 WATCH_PERIOD = 0.1  # seconds between looks at the processes
 READ_BYTES = 1 << 16
 PIECES = re.compile(r"([^\r\n]*)(\r\n|\r|\n|$)")  # of a read: text, and what ended it
-RESTARTS, WINDOW_SECONDS = 5, 600.0  # of an actor within so long, before its crash ends all
-BACK_OFF = 1.0  # seconds before the first of these; it doubles with each
-WRONG_USAGE = 2  # exit status that a restart would only repeat
+STATES_PERIOD = 1.0  # seconds between looks at the requests of `fleet stop`
 
 logger = logging.getLogger(__name__)
 
@@ -57,21 +55,49 @@ def run_both(
 
     Returns the exit status of the process that failed first, else 0; 130 where a signal ended one during its start.
     """
+    acting = (*arguments, "--actor", "--ip", ip)
+    jobs = [Job(LEARNER, (*arguments, "--learner"), restarts=0)]
+    jobs += [Job(name, (*acting, "--actor_id", name)) for name in actors] or [Job("actor", acting, restarts=0)]
+    return run_jobs(jobs, pin=pin, program=program)
+
+
+class LocalEngine:
+    """All jobs on this machine, under this process, which shows their lines. `folder`: the fleet's."""
+
+    def __init__(self, folder: Path) -> None:
+        self._files = JobFiles(folder)
+
+    def start(self, jobs: Sequence[Job]) -> int:
+        self._files.begin([job.name for job in jobs])
+        return run_jobs(jobs, files=self._files)
+
+    def status(self) -> list[JobStatus]:
+        return self._files.status()
+
+    def stop(self, names: Collection[str], *, drain: bool) -> None:
+        self._files.request(names, drain=drain)
+
+    def close(self) -> None:
+        return
+
+
+def run_jobs(
+    jobs: Sequence[Job], *, pin: bool = False, files: JobFiles | None = None, program: Sequence[str] = PROGRAM
+) -> int:
+    """Run jobs until all have ended, the learner has, or one fails; returns as `run_both`."""
     exit_at_once_while(never)  # the children end first
     relay = Relay(current_screen())
-    fleet = _Fleet(relay, restarts=RESTARTS if actors else 0)
+    fleet = _Fleet(relay, {job.name: job for job in jobs}, files)
     # as under nohup
     signals_taken = [n for n in SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
     before = {number: signal.signal(number, fleet.stop) for number in signals_taken}
     try:
-        acting = [*program, *arguments, "--actor", "--ip", ip]
-        commands = {LEARNER: [*program, *arguments, "--learner"]}
-        commands |= {name: [*acting, "--actor_id", name] for name in actors} or {"actor": acting}
-        for (name, command), cores in zip(commands.items(), core_sets(pin, len(commands) - 1), strict=True):
-            fleet.start(name, command, cores)
+        for job, cores in zip(jobs, core_sets(pin, len(jobs) - 1), strict=True):
+            fleet.start(job.name, [*(job.program or program), *job.arguments], cores)
         return fleet.watch()
     finally:
         fleet.kill()
+        fleet.write_states()
         relay.close(OUTPUT_GRACE)
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -83,6 +109,7 @@ class _Child:
     cores: set[int] | None
     process: subprocess.Popen[bytes]
     restarts: Sequence[float]  # times of those within WINDOW_SECONDS, monotonic, s
+    restarted: int = 0  # times in all
     restart_at: float | None = None  # monotonic, s; None: none is due
 
     @property
@@ -97,14 +124,18 @@ class _Child:
 
 
 class _Fleet:
-    """A learner and its actors. `restarts`: how often in WINDOW_SECONDS an actor that crashes is started again."""
+    """A learner and its actors, or actors of a learner elsewhere. `files`: of a fleet that others may stop."""
 
-    def __init__(self, relay: Relay, restarts: int) -> None:
-        self._relay, self._restarts = relay, restarts
+    def __init__(self, relay: Relay, jobs: dict[str, Job], files: JobFiles | None) -> None:
+        self._relay, self._jobs, self._files = relay, jobs, files
         self._children: dict[str, _Child] = {}
         self._stopping = self._incomplete = False
+        self._states_at = 0.0  # when states are written next
+        self._requested: dict[str, str] = {}
 
-    def start(self, name: str, command: list[str], cores: set[int] | None, restarts: Sequence[float] = ()) -> None:
+    def start(
+        self, name: str, command: list[str], cores: set[int] | None, restarts: Sequence[float] = (), restarted: int = 0
+    ) -> None:
         if self._stopping:
             self._incomplete = True
             return
@@ -115,7 +146,7 @@ class _Fleet:
         process = subprocess.Popen(
             command, env=environment, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
-        self._children[name] = _Child(command, cores, process, restarts)
+        self._children[name] = _Child(command, cores, process, restarts, restarted)
         assert process.stdout is not None
         self._relay.follow(name, process.stdout)
         if cores is not None:
@@ -138,13 +169,15 @@ class _Fleet:
 
     def watch(self) -> int:
         deadline = 0.0  # for actors whose learner is done
-        while any(c.running for c in self._children.values()):
+        led = LEARNER in self._jobs
+        while any(c.running for c in self._children.values()) or not (led or self._stopping or self._done()):
             time.sleep(WATCH_PERIOD)
+            self._take_requests()
             running = [name for name, child in self._children.items() if child.running]
-            if self._stopping or not running:
+            if self._stopping or not (running or not led):
                 continue
             failed = [n for n, c in self._children.items() if not c.running and c.process.returncode]
-            if LEARNER in running:
+            if LEARNER in running or not led:
                 failed = [name for name in failed if not self._restarts_soon(name)]
             else:
                 failed = [name for name in failed if name == LEARNER]
@@ -153,13 +186,42 @@ class _Fleet:
                 logger.error(f"{failed[0]} {_end(first.process.returncode)}: stopping the rest")
                 self._end(running)
                 return first.status
-            if LEARNER not in running:  # connected actors are about to end; another would wait forever
+            if led and LEARNER not in running:  # connected actors are about to end; another would wait forever
                 deadline = deadline or time.monotonic() + DONE_GRACE
                 if time.monotonic() >= deadline:
                     logger.info(f"learner is done and {', '.join(running)} not: stopping the rest")
                     self._end(running)
                     return next((s for s in self._statuses() if s not in (0, INTERRUPTED)), 0)
         return next((s for s in self._statuses() if s), INTERRUPTED if self._incomplete else 0)
+
+    def _done(self) -> bool:
+        return all(child.process.poll() == 0 for child in self._children.values())
+
+    def _take_requests(self) -> None:
+        if self._files is None or time.monotonic() < self._states_at:
+            return
+        self._states_at = time.monotonic() + STATES_PERIOD
+        newest = {name: what for name in self._children if (what := self._files.requested(name))}
+        changed = [name for name, what in newest.items() if what != self._requested.get(name)]
+        self._requested, self._stopping = newest, self._stopping or bool(newest)
+        self.write_states()
+        drained = [name for name in changed if newest[name] == DRAINED]
+        for name in drained:
+            self._children[name].process.send_signal(DRAIN)
+        self._end([name for name in changed if name not in drained])
+
+    def write_states(self) -> None:
+        if self._files is None:
+            return
+        for name, child in self._children.items():
+            statuses, lines = () if child.running else (child.status,), tuple(self._relay.newest[name])
+            state, detail = "running", f"process {child.process.pid}"
+            if not child.running:
+                state = "stopped" if self._stopping else "failed" if child.status else "done"
+                state, detail = "restarting" if child.restart_at is not None and not self._stopping else state, ""
+            elif name in self._requested:
+                state = "stopping"
+            self._files.write(JobStatus(name, state, detail, child.restarted, statuses, lines))
 
     def _statuses(self) -> list[int]:
         """Return the exit statuses of all but actors whose restart was due: a run that ends needs them no more."""
@@ -169,28 +231,30 @@ class _Fleet:
         """Restart an actor that crashed, after its back-off; returns whether that is to be."""
         child, now = self._children[name], time.monotonic()
         if child.restart_at is None:
-            recent = [at for at in child.restarts if now - at < WINDOW_SECONDS]
-            if child.status == WRONG_USAGE or len(recent) >= self._restarts:
+            limit = self._jobs[name].restarts
+            wait, child.restarts = engines.back_off(child.restarts, child.status, limit, now)
+            if wait is None:
                 return False
-            wait = BACK_OFF * 2 ** len(recent)
-            child.restarts, child.restart_at = [*recent, now], now + wait
-            again = f"restart {len(child.restarts)} of {self._restarts} in {wait:g} s"
+            child.restart_at = now + wait
+            again = f"restart {len(child.restarts)} of {limit} in {wait:g} s"
             logger.warning(f"{name} {_end(child.process.returncode)}: {again}")
         elif now >= child.restart_at:
-            self.start(name, child.command, child.cores, child.restarts)
+            self.start(name, child.command, child.cores, child.restarts, child.restarted + 1)
         return True
 
     def _end(self, names: Sequence[str]) -> None:
+        if not names:
+            return
         self._stopping = True
         for name in names:
             self._children[name].process.send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + STOP_GRACE
+        deadline = time.monotonic() + engines.STOP_GRACE
         for name in names:
             process = self._children[name].process
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                logger.warning(f"{name} did not end within {STOP_GRACE:g} s: killing it")
+                logger.warning(f"{name} did not end within {engines.STOP_GRACE:g} s: killing it")
                 process.kill()
                 process.wait()
 
@@ -206,9 +270,11 @@ class Relay:
         self._lock = threading.Lock()
         self._states: dict[str, str] = {}  # name -> its state; the last one is shown
         self._threads: list[threading.Thread] = []
+        self.newest: dict[str, collections.deque[str]] = {}  # name -> its last lines
 
     def follow(self, name: str, pipe: IO[bytes]) -> None:
         """Copy `pipe`, in a thread, until it ends; closes it."""
+        self.newest.setdefault(name, collections.deque(maxlen=LAST_LINES))
         thread = threading.Thread(target=self._copy, args=(name, pipe), name=f"relay-{name}", daemon=True)
         self._threads.append(thread)
         thread.start()
@@ -240,6 +306,7 @@ class Relay:
                 self._line(name, last)
 
     def _line(self, name: str, text: str) -> None:
+        self.newest[name].append(text)
         self.screen.line(f"{name} | {text}".rstrip())
 
     def _end_state(self, name: str) -> str:

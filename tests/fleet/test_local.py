@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from serl_chunk.fleet import local
+from serl_chunk.fleet import engines, local
 from serl_chunk.fleet.local import Relay, run_both
 from serl_chunk.logs import Screen, logging_to_stdout
 
@@ -124,7 +124,7 @@ def test_a_signal_that_comes_before_the_children_starts_none(capfd, monkeypatch)
 
 
 def test_one_that_ignores_the_signal_is_killed(capfd, monkeypatch):
-    monkeypatch.setattr(local, "STOP_GRACE", 0.5)
+    monkeypatch.setattr(engines, "STOP_GRACE", 0.5)
     start = time.monotonic()
     assert run("wait(); sys.exit(1)", FOREVER, stubborn="actor") == 1
     assert time.monotonic() - start < 30
@@ -141,7 +141,7 @@ CRASHES = """wait("learner", "sim-1", "sim-2")
 
 
 def test_an_actor_of_several_is_restarted_where_it_crashes(capfd, monkeypatch):
-    monkeypatch.setattr(local, "BACK_OFF", 0.02)
+    monkeypatch.setattr(engines, "BACK_OFF", 0.02)
     sim = CRASHES.format(
         crash="os.path.getsize('runs') > 2 or os.kill(os.getpid(), signal.SIGKILL)",
         body="pathlib.Path(me + '.done.ready').touch()",
@@ -156,7 +156,7 @@ def test_an_actor_of_several_is_restarted_where_it_crashes(capfd, monkeypatch):
 
 
 def test_a_run_that_ends_while_an_actor_awaits_its_restart_is_complete(monkeypatch):
-    monkeypatch.setattr(local, "BACK_OFF", 60)
+    monkeypatch.setattr(engines, "BACK_OFF", 60)
     crash = "pathlib.Path('down.ready').touch(); sys.exit(1)"
     assert run("wait('down'); time.sleep(0.5)", CRASHES.format(crash=crash, body="wait('down')"), actors=ACTORS) == 0
 
@@ -172,8 +172,8 @@ def test_a_run_that_ends_while_an_actor_awaits_its_restart_is_complete(monkeypat
 def test_an_actor_that_crashes_again_and_again_ends_all(
     capfd, monkeypatch, tmp_path, crash, window, status, processes
 ):  # fmt: skip
-    monkeypatch.setattr(local, "BACK_OFF", 0.001)
-    monkeypatch.setattr(local, "WINDOW_SECONDS", window)
+    monkeypatch.setattr(engines, "BACK_OFF", 0.001)
+    monkeypatch.setattr(engines, "WINDOW_SECONDS", window)
     assert run(FOREVER, CRASHES.format(crash=crash, body=FOREVER), actors=ACTORS) == status
     assert (tmp_path / "runs").stat().st_size == processes
     out = capfd.readouterr().out

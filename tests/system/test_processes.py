@@ -31,7 +31,7 @@ from system_accounts import journal_rows
 from serl_chunk.cli.process import load
 from serl_chunk.data.demos import load_demos, short_digest
 from serl_chunk.data.normalise.normaliser import Normaliser
-from serl_chunk.fleet.local import RESTARTS
+from serl_chunk.fleet.engines import RESTARTS
 from serl_chunk.robots.fake import spec as task
 from serl_chunk.robots.registry import robot_spec
 from serl_chunk.runs.checkpoints import CheckpointStore

@@ -1,0 +1,145 @@
+"""Jobs of a fleet, tried on small programs: restarts with back-off, requests, what is left behind, their files."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from transport_tools import eventually
+
+from serl_chunk.fleet import engines
+from serl_chunk.fleet.engines import LEARNER, Job, JobFiles, JobStatus, Worker
+from serl_chunk.fleet.local import LocalEngine
+
+pytestmark = pytest.mark.system
+FOREVER = "import signal, sys, time; signal.signal(signal.SIGUSR1, lambda *_: (print('drained'), sys.exit(0))); "
+FOREVER += "print('ready', flush=True); time.sleep(60)"
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch):
+    monkeypatch.setattr(engines, "BACK_OFF", 0.01)
+    monkeypatch.setattr(engines, "POLL_S", 0.01)
+
+
+def job(code: str, name: str = "sim-1", **changes: object) -> Job:
+    return Job(name, (), program=(sys.executable, "-c", code))._replace(**changes)
+
+
+@pytest.mark.parametrize(
+    ("code", "state", "statuses"),
+    [
+        ("print('done')", "done", (0,)),
+        ("import sys; print('wrong'); sys.exit(2)", "failed", (2,)),  # a restart would only repeat it
+        ("import os; print('crash', flush=True); os.kill(os.getpid(), 9)", "failed", (137, 137, 137)),
+    ],
+)
+def test_a_job_is_restarted_where_it_crashes_but_not_for_ever(code, state, statuses):
+    worker = Worker(job(code, restarts=2))
+    assert worker.wait(30)
+    status = worker.status()
+    assert (status.state, status.statuses, status.restarts) == (state, statuses, len(statuses) - 1)
+    eventually(lambda: worker.status().lines[-1:] == (code.split("'")[1],))
+
+
+def test_crashes_that_are_far_apart_do_not_count():
+    assert engines.back_off([0.0, 1.0], 1, 2, 2.0) == (None, [0.0, 1.0])
+    assert engines.back_off([0.0, 1.0], 1, 2, 600.5) == (0.02, [1.0, 600.5])
+
+
+@pytest.mark.parametrize(("drain", "status"), [(False, 143), (True, 0)])
+def test_a_job_that_is_stopped_or_drained_stays_so(drain, status):
+    worker = Worker(job(FOREVER))
+    eventually(lambda: worker.status().lines == ("ready",))
+    worker.stop(drain)
+    assert worker.wait(30)
+    assert (worker.status().state, worker.status().statuses) == ("stopped", (status,))
+
+
+def test_one_that_ignores_it_is_killed_and_one_that_awaits_its_restart_is_not_started(monkeypatch):
+    monkeypatch.setattr(engines, "STOP_GRACE", 0.1)
+    stubborn = Worker(job(f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {FOREVER}"))
+    eventually(lambda: stubborn.status().lines == ("ready",))
+    stubborn.stop()
+    assert stubborn.wait(30)
+    assert stubborn.status().statuses == (137,)
+    monkeypatch.setattr(engines, "BACK_OFF", 60.0)
+    crashed = Worker(job("raise SystemExit(1)"))
+    eventually(lambda: crashed.status().state == "restarting")
+    crashed.stop()
+    assert crashed.wait(30)
+    assert (crashed.status().state, crashed.status().restarts) == ("stopped", 0)
+
+
+PARENT = """
+import os, sys, time
+from serl_chunk.fleet.engines import Job, Worker
+worker = Worker(Job("a", (), program=(sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(60)")))
+while not worker.status().lines:
+    time.sleep(0.01)
+print(worker.status().lines[0], flush=True)
+os.kill(os.getpid(), 9)
+"""  # noqa: E501
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
+def test_a_worker_that_is_killed_leaves_no_orphan():
+    done = subprocess.run([sys.executable, "-c", PARENT], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == -9, done.stderr
+    child = Path(f"/proc/{int(done.stdout)}")
+    eventually(lambda: not child.exists() or "Z" in (child / "stat").read_text().split()[2])
+
+
+def test_the_files_of_jobs_name_one_without_a_sign_of_life(tmp_path):
+    files = JobFiles(tmp_path / "fleet")
+    files.begin(["sim-10", "sim-9"])
+    files.write(JobStatus("sim-9", "running", "process 7", 1, (137,), ("a line",)))
+    os.utime(files.folder / "sim-10.state", (0, 0))
+    assert files.status() == [
+        JobStatus("sim-9", "running", "process 7", 1, (137,), ("a line",)), JobStatus("sim-10", "waiting"),
+    ]  # fmt: skip
+    os.utime(files.folder / "sim-9.state", (0, 0))
+    assert files.status()[0].state == "lost"
+    files.request(["sim-9"], drain=True)
+    files.begin(["sim-9"])
+    assert [files.requested("sim-9"), *files.status()] == ["", JobStatus("sim-9", "waiting")]
+
+
+@pytest.mark.parametrize("drain", [False, True])
+def test_a_fleet_of_this_machine_is_stopped_by_another_process(tmp_path, monkeypatch, capfd, drain):
+    """Its actors first: the learner is there until they have delivered."""
+    monkeypatch.setattr("serl_chunk.fleet.local.STATES_PERIOD", 0.01)
+    monkeypatch.setattr("serl_chunk.fleet.local.WATCH_PERIOD", 0.01)
+    engine, other = LocalEngine(tmp_path), LocalEngine(tmp_path)
+    actors, ended = ["sim-1", "sim-2"], []
+
+    def stop() -> None:
+        eventually(lambda: [s.lines for s in other.status()] == [("ready",)] * 3, 60)
+        for names in (actors, [LEARNER]):
+            other.stop(names, drain=drain and names is actors)
+            eventually(lambda names=names: all(s.ended for s in other.status() if s.name in names), 30)
+            ended.append([s.name for s in other.status() if s.ended])
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    status = engine.start([job(FOREVER, LEARNER, restarts=0), *(job(FOREVER, name) for name in actors)])
+    thread.join()
+    assert ended[0] == actors
+    assert status == 130  # these programs end by the learner's SIGTERM
+    assert capfd.readouterr().out.count("| drained") == (2 if drain else 0)
+
+
+def test_a_fleet_whose_learner_is_elsewhere_outlives_a_crash_of_all_its_actors(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("serl_chunk.fleet.local.WATCH_PERIOD", 0.2)
+    code = f"import os, pathlib, sys; p = pathlib.Path({str(tmp_path)!r}, 'runs'); p.open('a').write('x'); "
+    code += "sys.exit(p.stat().st_size < 2)"
+    start = time.monotonic()
+    assert LocalEngine(tmp_path / "fleet").start([job(code)]) == 0
+    assert time.monotonic() - start < 30
+    assert "restart 1 of 5" in caplog.text
+    assert [(s.state, s.restarts) for s in LocalEngine(tmp_path / "fleet").status()] == [("done", 1)]
