@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import GaugeMetricFamily
 
+from serl_chunk.transport.wire.handshake import ActorState
 from serl_chunk.types import ConfigError
 
 LOOPBACK = "127.0.0.1"
-
-
-class ActorState(NamedTuple):
-    """An actor that the learner knows."""
-
-    actor_id: str
-    connected: bool
-    steps: int  # delivered
-    heard_at: float  # monotonic seconds
 
 
 class MetricsPage:
@@ -44,11 +34,14 @@ class MetricsPage:
             def collect(self) -> Iterable[GaugeMetricFamily]:
                 for name, value in learner().items():
                     yield GaugeMetricFamily(f"serl_chunk_{name}", name.replace("_", " "), value)
-                now, known = time.monotonic(), list(actors())
+                known = list(actors())
                 for name, text, read in (
                     ("connected", "1 while the learner hears from it", lambda a: float(a.connected)),
                     ("steps", "delivered", lambda a: a.steps),
-                    ("silent_seconds", "since the learner heard from it", lambda a: now - a.heard_at),
+                    ("silent_seconds", "since the learner heard from it", lambda a: a.silent_s),
+                    ("restarts", "of its process", lambda a: a.restarts),
+                    ("snapshot_age_seconds", "since its snapshot was published; -1: none", lambda a: a.snapshot_age_s),
+                    ("unacknowledged_records", "at its last heartbeat", lambda a: a.unacknowledged),
                 ):
                     family = GaugeMetricFamily(f"serl_chunk_actor_{name}", text, labels=["actor"])
                     for actor in known:

@@ -17,7 +17,6 @@ from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.data.normalise.normaliser import Normaliser
 from serl_chunk.io import Waiting, format_bytes
 from serl_chunk.learner.intake import ClosedError, Entry, Intake
-from serl_chunk.learner.prometheus import ActorState
 from serl_chunk.learner.schedule import StepShares
 from serl_chunk.runs.amend import AmendRequests
 from serl_chunk.runs.checkpoints import CheckpointStore
@@ -31,7 +30,7 @@ from serl_chunk.transport.server.record_channel import FENCE_S
 from serl_chunk.transport.server.server import LearnerServer
 from serl_chunk.transport.server.sessions import NO_ACTOR, ServerHandler, SessionInfo
 from serl_chunk.transport.storage.record_store import RecordStore, check_retention
-from serl_chunk.transport.wire.handshake import MAX_ARRAYS
+from serl_chunk.transport.wire.handshake import MAX_ARRAYS, ActorState
 from serl_chunk.types import (
     ConfigError,
     DataError,
@@ -171,11 +170,7 @@ class LearnerService(ServerHandler):
         return shown | of_records | mine | {"steps_not_inserted": self._inserting().steps}
 
     def actor_states(self) -> list[ActorState]:
-        return [
-            ActorState(s.info.actor_id, s.live, s.state.steps, s.connection.heard_at)
-            for s in self.server.sessions()
-            if not s.info.demonstrations
-        ]
+        return self.server.actor_states()
 
     def finish(self, reason: str) -> None:
         """Send actors the reason why training is over; give them a while to deliver what is left."""

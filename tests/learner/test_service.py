@@ -197,7 +197,9 @@ def test_prometheus_reads_the_learner_and_its_actors(service):
         service._intake.drain()
         text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
     lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-    wanted = {"env_steps": 1, "transport_records": 3, "steps_not_inserted": 0, 'actor_connected{actor="left"}': 1}
+    wanted = {"env_steps": 1, "transport_records": 3, "steps_not_inserted": 0, 'actor_connected{actor="left"}': 1,
+              'actor_restarts{actor="left"}': 0, 'actor_unacknowledged_records{actor="left"}': 0,
+              'actor_steps{actor="left"}': 1, 'actor_snapshot_age_seconds{actor="left"}': -1}  # fmt: skip
     assert {name: float(lines[f"serl_chunk_{name}"]) for name in wanted} == wanted
     assert float(lines['serl_chunk_actor_silent_seconds{actor="left"}']) < 30
     for where in ("0", "x", "1:2:x", "10.255.255.1:9000"):

@@ -18,7 +18,14 @@ from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport.security.client import KeyExchange, mechanism_at
 from serl_chunk.transport.security.keys import ClientKeys
 from serl_chunk.transport.wire import handshake
-from serl_chunk.transport.wire.handshake import CHANNELS, LearnerStatus, RefusedError, StatusRequest, UnreachableError
+from serl_chunk.transport.wire.handshake import (
+    CHANNELS,
+    ActorState,
+    LearnerStatus,
+    RefusedError,
+    StatusRequest,
+    UnreachableError,
+)
 from serl_chunk_robot.wire import codec
 from serl_chunk_robot.wire.codec import Frame, Limits, Message, WireError
 from serl_chunk_robot.wire.sockets import try_receive, try_send
@@ -120,6 +127,14 @@ class DiagnosticsClient:
         message = self._request(request.encode(), handshake.FINDINGS, timeout, again=_AGAIN_S)
         try:
             return LearnerStatus.decode(message)
+        except WireError as e:
+            raise UnreachableError(f"the learner's answer cannot be read: {e}") from e
+
+    def actors(self, timeout: float) -> list[ActorState]:
+        """Return the actors that the learner knows. Raises UnreachableError without an answer, RefusedError."""
+        message = self._request(codec.encode(handshake.ACTORS, {}), handshake.ACTOR_STATES, timeout, again=_AGAIN_S)
+        try:
+            return ActorState.decode_all(message)
         except WireError as e:
             raise UnreachableError(f"the learner's answer cannot be read: {e}") from e
 

@@ -432,7 +432,8 @@ class Connection(LearnerStatus):
         live.ping_at = now + self._config.heartbeat
         self._tickets.repeat()
         live.data_greeted = False  # where the greeting was lost with its connection
-        self._sockets.send(handshake.PING, token=live.token, timeout_s=self._timeout.seconds)
+        timeout_s, unacknowledged = self._timeout.seconds, self._out.unacknowledged
+        self._sockets.send(handshake.PING, token=live.token, timeout_s=timeout_s, unacknowledged=unacknowledged)
 
     def _receive(self, channel: str) -> bool:
         changed = False

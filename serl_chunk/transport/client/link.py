@@ -185,8 +185,7 @@ class LearnerLink(Connection):
     @property
     def unacknowledged(self) -> int:
         """Records that the learner lacks."""
-        spool = self._out.spool
-        return self._out.queued + (0 if spool is None else spool.next - spool.acked)
+        return self._out.unacknowledged
 
     def can_begin(self) -> tuple[bool, str]:
         if self.error is not None:

@@ -391,6 +391,12 @@ class Outbox:
         return len(self._queue)
 
     @property
+    def unacknowledged(self) -> int:
+        """Records that the learner lacks."""
+        spool = self.spool
+        return self.queued + (0 if spool is None else spool.next - spool.acked)
+
+    @property
     def flushed(self) -> bool:
         return not self.queued and (self.spool is None or self.spool.acked == self.spool.next)
 

@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 VALID_SECONDS = 600.0  # of a one-time key
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _ENDPOINT = "inproc://zeromq.zap.01"  # fixed by ZeroMQ's RFC 27
-_WITHOUT_TOKEN = (handshake.WHO, handshake.HELLO, handshake.INSPECT, handshake.ECHO)
+_WITHOUT_TOKEN = (handshake.WHO, handshake.HELLO, handshake.INSPECT, handshake.ECHO, handshake.ACTORS)
 _TO_JOIN = "this key is for joining only. Run `serl-chunk keys join` with the line that contained it"
 
 

@@ -25,6 +25,7 @@ from serl_chunk_robot.wire.codec import Frame, Message, WireError
 logger = logging.getLogger(__name__)
 
 _MAX_OLDER = 4  # older versions that are kept for sessions in the middle of a pull
+_DATED = 1000  # versions whose age is known
 _KEYS_S = 0.5  # between looks for revoked keys
 
 
@@ -90,6 +91,7 @@ class SnapshotChannel:
         self, sockets: ServerSockets, sessions: Sessions, run: str, handler: ServerHandler, check: Callable[[], None]
     ) -> None:
         self.newest: Published | None = None
+        self._published_at: dict[int, float] = {}  # version -> monotonic s
         self.run, self._sockets, self._sessions, self._handler, self._check = run, sockets, sessions, handler, check
         self._counters = sockets.counters["snapshots"]
         self._narrow = sockets.config.snapshot_dtype == "bfloat16"  # of snapshots; checkpoints travel as they are
@@ -116,14 +118,21 @@ class SnapshotChannel:
         if snapshot.version <= self.version:
             raise ConfigError(f"snapshot version {snapshot.version} does not follow {self.version}: they only go up")
         self.newest = Published(self._of_run(snapshot), info, self.newest, narrow=self._narrow)
+        newest = dict(list(self._published_at.items())[-_DATED:])  # replaced whole: any thread reads it
+        self._published_at = newest | {snapshot.version: time.monotonic()}
         self._sockets.wakers["control"].wake()
 
     def _of_run(self, snapshot: Snapshot) -> Snapshot:
         return snapshot._replace(origin=snapshot.origin._replace(run=self.run))
 
+    def age_of(self, version: int) -> float:
+        """Return seconds since a version was published by this process; -1 where that is not known. Any thread."""
+        at = self._published_at.get(version)
+        return -1.0 if at is None else time.monotonic() - at
+
     def receive(self, session: Session, message: Message) -> None:
         if message.kind == snapshots.SUBSCRIBE:
-            session.connection.holds = codec.field(message.header, "version", int)
+            session.connection.holds = session.connection.version = codec.field(message.header, "version", int)
             self._pulled.pop(session.info.session, None)
             self._announce(session)
         elif message.kind == snapshots.PULL:
@@ -231,21 +240,21 @@ class ControlChannel:
             self._sockets.send("control", identity, handshake.refusal(sentence) if sentence else known)
         elif message.kind == handshake.HELLO:
             self._on_hello(identity, handshake.Hello.decode(message), address_of(frames), key)
-        elif message.kind in (handshake.INSPECT, handshake.ECHO):
+        elif message.kind in (handshake.INSPECT, handshake.ECHO, handshake.ACTORS):
             dropped = self._probes.is_reached("")  # its sender notices
             self._counters["probes_dropped" if dropped else "probes"] += 1
             if not dropped:
                 self._probes.add("")
-                inspect = message.kind == handshake.INSPECT
-                found = self._inspect(message, key) if inspect else handshake.answer_echo(message)
-                self._sockets.send("control", identity, found)
+                self._sockets.send("control", identity, self._probe(message, key))
         elif (session := self._session(message, "control", identity)) is not None:
             session.connection.control_id = identity
             self._receive_of(session, message)
 
     def _receive_of(self, session: Session, message: Message) -> None:
         if message.kind == handshake.PING:
-            session.connection.timeout_s = codec.field({"timeout_s": 0.0} | message.header, "timeout_s", float)
+            header = {"timeout_s": 0.0, "unacknowledged": 0} | message.header  # a data socket's has none
+            session.connection.timeout_s = codec.field(header, "timeout_s", float)
+            session.connection.unacknowledged = codec.count(header, "unacknowledged")
             self._status(session)
         elif message.kind == handshake.BYE:
             self._sessions.fence(session)
@@ -259,6 +268,28 @@ class ControlChannel:
             self._snapshots.fetch(session, message)
         else:
             raise WireError(f"unknown kind {message.kind!r}")
+
+    def _probe(self, message: Message, key: str) -> list[Frame]:
+        if message.kind == handshake.ACTORS:
+            return codec.encode(handshake.ACTOR_STATES, {"actors": [list(state) for state in self.actor_states()]})
+        return self._inspect(message, key) if message.kind == handshake.INSPECT else handshake.answer_echo(message)
+
+    def actor_states(self) -> list[handshake.ActorState]:
+        """Return the actors that have or had a session, by name; any thread."""
+        now, found = time.monotonic(), collections.defaultdict[str, list[Session]](list)
+        for session in self._sessions:
+            if not session.info.demonstrations:
+                found[session.info.actor_id].append(session)
+        states = []
+        for name, sessions in sorted(found.items()):
+            newest = max(sessions, key=lambda s: (s.live, s.connection.heard_at))
+            connection, steps = newest.connection, sum(s.state.steps for s in sessions)
+            silent, processes = now - connection.heard_at, sum(s.info.incarnation for s in sessions)
+            age = self._snapshots.age_of(connection.version)
+            states.append(
+                handshake.ActorState(name, newest.live, steps, silent, processes - 1, age, connection.unacknowledged)
+            )
+        return states
 
     def _inspect(self, message: Message, key: str) -> list[Frame]:
         request = handshake.StatusRequest.decode(message)
@@ -306,7 +337,7 @@ class ControlChannel:
             self._receiver.end_later(old, gone=True)
         session = admission.session
         connection = session.connection
-        connection.control_id, connection.key = identity, key
+        connection.control_id, connection.key, connection.version = identity, key, hello.version
         if admission.lost:
             self._counters["lost"] += admission.lost
             logger.error("%d records of actor %s never arrived and are no longer kept", admission.lost, hello.actor_id)

@@ -15,7 +15,7 @@ from serl_chunk.transport.server.record_channel import RecordReceiver
 from serl_chunk.transport.server.sessions import ServerHandler, Session, Sessions
 from serl_chunk.transport.server.sockets import ServerSockets
 from serl_chunk.transport.storage.record_store import RecordStore
-from serl_chunk.transport.wire.handshake import check_port
+from serl_chunk.transport.wire.handshake import ActorState, check_port
 from serl_chunk.types import ConfigError, SerlChunkError
 from serl_chunk_robot.wire import sockets
 
@@ -125,6 +125,9 @@ class LearnerServer:
             "stalled": float(bool(self._receiver.stalled)),
             "snapshot_version": self._snapshots.version,
         }
+
+    def actor_states(self) -> list[ActorState]:
+        return self._control.actor_states()
 
     def sessions(self) -> list[Session]:
         return list(self._sessions)

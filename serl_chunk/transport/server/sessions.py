@@ -65,6 +65,8 @@ class ActorConnection:
     allowance_told: int | None = None
     tickets: TicketRequest | None = None  # the newest one
     grant_told: Grant | None = None
+    version: int = -1  # newest snapshot that it reported
+    unacknowledged: int = 0  # records, as it reported
     holds: int | None = None  # version of the snapshot it holds, while it waits for an announcement
     gap_told: dict[str, Any] | None = None  # what had arrived when a gap was last reported
 

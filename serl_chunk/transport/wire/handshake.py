@@ -37,6 +37,7 @@ WHO, PING, BYE, FETCH, TICKETS = "who", "ping", "bye", "fetch", "tickets"  # act
 ENROL, ENROLLED = "enrol", "enrolled"  # a robot PC that joins -> learner, and its answer
 INSPECT, FINDINGS = "inspect", "findings"  # any peer that may connect -> learner, and its answer
 ECHO, ECHOED = "echo", "echoed"  # likewise
+ACTORS, ACTOR_STATES = "actors", "actor_states"  # likewise
 IDENTITY = "identity"  # learner -> actor, before anything else: which run this is
 STATUS, REJOIN, FETCHED, FETCH_FAILED = "status", "rejoin", "fetched", "fetch_failed"  # learner -> actor
 GRANT = "grant"  # likewise, of tickets
@@ -261,6 +262,27 @@ class LearnerStatus(NamedTuple):
     @classmethod
     def decode(cls, message: Message) -> LearnerStatus:
         return cls(**codec.fields(message.header, _STATUS))
+
+
+class ActorState(NamedTuple):
+    """An actor that the learner knows."""
+
+    actor_id: str
+    connected: bool
+    steps: int  # delivered
+    silent_s: float  # since the learner heard from it
+    restarts: int  # of its process
+    snapshot_age_s: float  # since the snapshot that it holds was published; -1 for none, or an unknown one
+    unacknowledged: int  # records that it had and the learner lacked at its last heartbeat
+
+    @classmethod
+    def decode_all(cls, message: Message) -> list[ActorState]:
+        """Return those in an answer to ACTORS. Raises WireError."""
+        rows: list[Any] = codec.field(message.header, "actors", list)
+        kinds = [str, bool, int, float, int, float, int]
+        if not all(isinstance(row, list) and [type(value) for value in row] == kinds for row in rows):
+            raise WireError(f"an actor's state is a list of {len(kinds)} values")
+        return [cls(*row) for row in rows if row[0].isprintable()]
 
 
 class Echo(NamedTuple):
