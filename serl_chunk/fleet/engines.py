@@ -218,11 +218,11 @@ class JobFiles:
             return (self.folder / f"{name}.request").read_text()
         return ""
 
-    def run(self, job: Job) -> JobStatus:
-        """Run a job here to its end, with its files; returns its last state."""
-        worker, requested = Worker(job), ""
-        while not worker.wait(1.0):
-            if (newest := self.requested(job.name)) != requested:
+    def follow(self, name: str, worker: Worker) -> JobStatus:
+        """Keep the state of a worker, and pass requests to it, until its end; returns its last state."""
+        requested = ""
+        while not worker.wait(POLL_S):
+            if (newest := self.requested(name)) != requested:
                 requested = newest
                 worker.stop(drain=requested == DRAINED)
             self.write(worker.status())
