@@ -58,7 +58,7 @@ RULE: dict[str, set[str]] = {
     },
     "signals": set(),
     "logs": {"signals", "runs"},
-    "fleet": {"signals", "logs"},
+    "fleet": {"types", "signals", "logs"},
 }  # fmt: skip
 for _room, _allowed in RULE.items():
     if _room not in ("io", "version"):

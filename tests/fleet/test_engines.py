@@ -10,25 +10,20 @@ import time
 from pathlib import Path
 
 import pytest
+from fleet_programs import FOREVER, job
 from transport_tools import eventually
 
 from serl_chunk.fleet import engines
-from serl_chunk.fleet.engines import LEARNER, Job, JobFiles, JobStatus, Worker
+from serl_chunk.fleet.engines import LEARNER, JobFiles, JobStatus, Worker
 from serl_chunk.fleet.local import LocalEngine
 
 pytestmark = pytest.mark.system
-FOREVER = "import signal, sys, time; signal.signal(signal.SIGUSR1, lambda *_: (print('drained'), sys.exit(0))); "
-FOREVER += "print('ready', flush=True); time.sleep(60)"
 
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch):
     monkeypatch.setattr(engines, "BACK_OFF", 0.01)
     monkeypatch.setattr(engines, "POLL_S", 0.01)
-
-
-def job(code: str, name: str = "sim-1", **changes: object) -> Job:
-    return Job(name, (), program=(sys.executable, "-c", code))._replace(**changes)
 
 
 @pytest.mark.parametrize(
