@@ -35,6 +35,7 @@ class Command(NamedTuple):
     help: str  # a line in the list of commands
     module: str = ""  # in serl_chunk.cli; empty: it only groups commands of two words
     settings: bool = False  # unknown arguments are settings of an experiment, as `flags.rest`
+    words: bool = False  # what follows `--` is another command line, as `flags.words`
 
 
 COMMANDS = {
@@ -72,9 +73,10 @@ COMMANDS = {
     "presets": Command("list the algorithms that --preset names", "experiments"),
     "report": Command("write the report of a run", "runs"),
     "rollback": Command("let a run go on from an earlier policy version", "runs"),
-    "fleet": Command("start a learner and many actors on this machine, Ray or Slurm", "fleet"),
+    "fleet": Command("start a learner and many actors on this machine, Ray or Slurm", "fleet", words=True),
     "fleet status": Command("the state of each process, and of each actor at the learner", "fleet"),
     "fleet stop": Command("end the actors and the learner of a fleet", "fleet"),
+    "fleet write": Command("manifests of a fleet for Kubernetes, to edit", "fleet", words=True),
     "keys": Command("admit robot PCs to a learner over a network"),
     "keys init": Command("learner's machine: make its keys", "keys"),
     "keys add": Command("learner's machine: print the line of one robot PC", "keys"),
@@ -113,7 +115,10 @@ def run_command(arguments: Sequence[str]) -> int:
         parser.error("options come after the command's second word")
     module, word = importlib.import_module(f"serl_chunk.cli.{command.module}"), word_of(name)
     getattr(module, f"{word}_flags", lambda parser: None)(parser)
+    own = rest.index("--") if command.words and "--" in rest else len(rest)
+    rest, words_of_other = rest[:own], rest[own + 1 :]
     flags, flags.rest = parser.parse_known_args(rest) if command.settings else (parser.parse_args(rest), [])
+    flags.words = words_of_other
     if "log_level" in flags:
         configure(flags)
     return int(getattr(module, f"{word}_command")(flags))

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import threading
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import yaml
+from ports import free_port
+from transport_tools import LIMITS, linked, send_episode, serving
 
 from serl_chunk.cli import fleet
+from serl_chunk.cli.training import training_parser
 from serl_chunk.fleet.engines import JobStatus
 from serl_chunk.fleet.local import LocalEngine
 from serl_chunk.main import main
+from serl_chunk.transport.storage.spool import Spool
+from serl_chunk.transport.wire.records import Item, encode_record
+from serl_chunk.types import Begin, Snapshot
 
 FLAGS = ("--exp_name", "fake_aloha", "--seed", "3")
 
@@ -92,7 +104,8 @@ def test_what_is_refused(jobs, capsys, words, learner, named):
     assert jobs == [{}]
 
 
-def test_status_names_what_failed_and_stop_ends_the_actors_first(jobs, home, capsys):
+def test_status_names_what_failed_and_stop_ends_the_actors_first(jobs, home, monkeypatch, capsys):
+    monkeypatch.setattr(fleet, "_at_the_learner", lambda *_: True)
     assert main(["fleet", "status"]) == 2
     run("--checkpoint_path", "run")
     states, lines = jobs[0], tuple(f"line {i}" for i in range(9))
@@ -114,3 +127,131 @@ def test_status_names_what_failed_and_stop_ends_the_actors_first(jobs, home, cap
     assert "fake_aloha, other" in capsys.readouterr().err
     (home / "runs" / "fleet" / "other" / "fleet.json").write_text(json.dumps({"name": "x"}))
     assert main(["fleet", "status", "other"]) == 2
+
+
+def test_status_shows_actors_as_the_learner_knows_them_and_what_is_unsent(jobs, home, capsys):
+    """The slow one by name, the one that is gone too; and of an actor that ended what its spool keeps."""
+    port = free_port()
+    with serving(port) as server:
+        run("--ip", "127.0.0.1", "--port", str(port), learner=False)
+        server.publish(Snapshot(1, {"w": np.zeros(3, np.float32)}), {})
+        with linked(port, actor_id="actor-1") as fast, linked(port, actor_id="actor-2") as slow:
+            assert slow.wait_until(lambda: slow.latest() is not None, 10)
+            send_episode(slow, "s", 5)
+            done = threading.Event()
+            thread = threading.Thread(
+                target=lambda: [send_episode(fast, f"f{i}", 5) or done.wait(0.05) for i in range(40)]
+            )
+            thread.start()
+            assert slow.flush(10)
+            assert main(["fleet", "status", "--seconds", "0.5"]) == 0
+            out = capsys.readouterr().out
+            done.set()
+            thread.join()
+        assert re.search(r"actor-2 +connected  5 steps, 0.0/s, snapshot \d+ s old, 0 unacknowledged, 0 restarts", out)
+        assert "2 connected, 0 silent" in out
+        assert "behind the others: actor-2 (" in out
+        jobs[0]["actor-2"] = JobStatus("actor-2", "stopped")
+        spool = Spool(home / "runs" / "spool" / "fake_aloha" / "actor-2" / "run", LIMITS)
+        spool.append(Item.of(Begin("e"), 0), encode_record(Begin("e"), 0))
+        spool.close()
+        main(["fleet", "status", "--seconds", "0"])
+        assert f"unsent: {spool.folder} keeps" in capsys.readouterr().out
+    assert main(["fleet", "status"]) == 1  # without a learner
+
+
+# Of a manifest: kind -> fields of its spec, and of a pod's spec and container.
+SPECS = {
+    "Service": {"clusterIP", "publishNotReadyAddresses", "selector", "ports"},
+    "StatefulSet": {"serviceName", "replicas", "selector", "template", "volumeClaimTemplates"},
+    "Deployment": {"replicas", "selector", "template"},
+}
+POD = {"terminationGracePeriodSeconds", "initContainers", "containers", "volumes"}
+CONTAINER = {"name", "image", "command", "args", "env", "lifecycle", "volumeMounts"}
+
+
+def written(folder: Path, *words: str, status: int = 0) -> list[dict[str, Any]]:
+    assert main(["fleet", "write", "--engine", "kubernetes", str(folder), "--actors", "3", "--n_envs", "4", "--image",
+                 "lab/serl:1", "--", *FLAGS, *words]) == status  # fmt: skip
+    return [one for file in sorted(folder.glob("*.yaml")) for one in yaml.safe_load_all(file.read_text())]
+
+
+def test_manifests_have_known_fields_and_no_key(home, capsys):
+    assert main(["keys", "init"]) == main(["keys", "add", "--fleet", "fake-aloha"]) == 0
+    capsys.readouterr()
+    actors, service, learner = written(home / "k8s", "--port", "7000", "--config.chunk.horizon=4")
+    out = capsys.readouterr().out
+    assert (actors["kind"], service["kind"], learner["kind"]) == ("Deployment", "Service", "StatefulSet")
+    for one in (actors, service, learner):
+        assert set(one) == {"apiVersion", "kind", "metadata", "spec"}
+        assert set(one["spec"]) <= SPECS[one["kind"]]
+    assert [port["port"] for port in service["spec"]["ports"]] == [7000, 7001, 7002]
+    for one, own in (
+        (actors, ("--ip", "fake-aloha-learner", "--spool_path")),
+        (learner, ("--bind", "--checkpoint_path")),
+    ):
+        labels = one["spec"]["selector"]["matchLabels"]
+        assert labels == one["spec"]["template"]["metadata"]["labels"]
+        pod = one["spec"]["template"]["spec"]
+        assert set(pod) <= POD
+        for container in (*pod["initContainers"], *pod["containers"]):
+            assert set(container) <= CONTAINER
+            volumes = {v["name"] for v in (*pod["volumes"], *({"name": "data"},) * (one is learner))}
+            assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
+        [container] = pod["containers"]
+        assert container["image"] == "lab/serl:1"
+        assert {*own, "--config.chunk.horizon=4"} <= set(container["args"])
+        parsed, rest = training_parser().parse_known_args(container["args"])
+        assert (parsed.port, rest) == (7000, ["--config.chunk.horizon=4"])
+    assert service["spec"]["selector"] == learner["spec"]["selector"]["matchLabels"]
+    assert actors["spec"]["replicas"] == 3
+    assert "kubectl create secret generic fake-aloha-learner-keys" in out
+    assert "lost with it" in out
+    text = "".join(file.read_text() for file in (home / "k8s").iterdir())
+    keys = home / "config" / "serl-chunk" / "keys"
+    secrets = [
+        json.loads(f.read_text())["secret"] for f in (*keys.glob("*.json"), *keys.glob("fleets/*/learners/*.json"))
+    ]
+    assert len(secrets) == 2
+    assert not any(secret in text for secret in secrets)
+    written(home / "k8s", status=2)  # they may have been edited
+    written(home / "other", "--bind", "0.0.0.0", status=2)
+    validate = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate (22 MB)").validate
+    for one in (actors, service, learner):
+        validate(one, "1.30", strict=True)
+
+
+@pytest.mark.parametrize("who", ["learner", "actors"])
+def test_a_pods_keys_are_copied_for_their_owner_alone_and_a_revoked_one_stays_so(home, who):
+    one = written(home / "k8s")[0 if who == "actors" else 2]
+    secret, keys = home / "secret", home / ("keys" if who == "actors" else "data")
+    secret.mkdir()
+    for name in ("server.json", "a.json") if who == "learner" else ("a.json",):
+        (secret / name).write_text("new")
+    [copy] = [c["command"][2] for c in one["spec"]["template"]["spec"]["initContainers"]]
+    copy = copy.replace("/secret", str(secret)).replace("/keys" if who == "actors" else "/data", str(keys))
+    subprocess.run(["sh", "-c", copy], check=True)
+    place = keys / ("learners" if who == "actors" else "keys/allowed")
+    assert ((place / "a.json").read_text(), (place / "a.json").stat().st_mode & 0o777) == ("new", 0o600)
+    assert (place.parent / "server.json").exists() == (who == "learner")
+    (place / "a.json").write_text("revoked")
+    subprocess.run(["sh", "-c", copy], check=True)
+    assert (place / "a.json").read_text() == "revoked"
+
+
+@pytest.mark.parametrize(
+    ("engine", "options", "words", "named"),
+    [
+        ("local", ["--resource", "robot=1"], [], "--resource"),
+        ("ray", ["--slurm", "cluster=local"], ["--ip", "gpu"], "--slurm"),
+        ("ray", ["--resource", "robot"], ["--ip", "gpu"], "--resource"),
+        ("ray", ["--resource", "robot=x"], ["--ip", "gpu"], "--resource"),
+        ("ray", [], [], "--ip"),
+        ("ray", [], ["--ip", "gpu"], "--engine"),  # without tokens
+        ("slurm", ["--learner"], ["--checkpoint_path", "run"], "--bind"),
+    ],
+)
+def test_flags_of_engines_that_are_refused(jobs, monkeypatch, capsys, engine, options, words, named):
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    assert main(["fleet", "--engine", engine, "--actors", "2", *options, "--", *FLAGS, *words]) == 2
+    assert capsys.readouterr().err.startswith(f"serl-chunk: {named}: ")
