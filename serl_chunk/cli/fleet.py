@@ -307,7 +307,7 @@ def status_command(flags: argparse.Namespace) -> int:
         print(f"  {job.name:16} {job.state:10} {job.detail}{restarts}{statuses}".rstrip())
         for line in job.lines[-SHOWN_LINES:] if job.state in ("failed", "restarting", "lost") else ():
             print(f"    | {line}")
-    found = _at_the_learner(fleet, flags.seconds)
+    found = fleet.ended or _at_the_learner(fleet, flags.seconds)
     for job in (job for job in jobs if job.ended):
         for spool, nbytes, version in unsent_of(Path(fleet.spool) / job.name):
             print(f"unsent: {spool} keeps {format_bytes(nbytes)} of {job.name}, written by serl_chunk {version}")

@@ -66,9 +66,9 @@ CLUSTER = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 3, "
 
 @pytest.fixture
 def cluster(tmp_path, monkeypatch):
-    ray = pytest.importorskip("ray", reason=ray_engine.HINT)
     for name, value in CLUSTER.items():
-        monkeypatch.setenv(name, value)
+        monkeypatch.setenv(name, value)  # first: Ray reads them as it is imported
+    ray = pytest.importorskip("ray", reason=ray_engine.HINT)
     ray.init(address="local", num_cpus=2, namespace=ray_engine.NAMESPACE, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
