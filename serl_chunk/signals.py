@@ -89,6 +89,17 @@ def drain_on_signal(stop: threading.Event, drain: threading.Event, how: str) -> 
         threading.Thread(target=logger.info, args=(f"SIGUSR1: {how}",), daemon=True).start()
 
     signal.signal(DRAIN, handle)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {DRAIN})
+
+
+@contextlib.contextmanager
+def keeping_drain() -> Iterator[None]:
+    """Let processes that are started here keep a DRAIN until `drain_on_signal`: it would end an actor that starts."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {DRAIN})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def exit_at_once_while(expendable: Callable[[], bool], grace: float = 0.0) -> None:

@@ -115,10 +115,10 @@ def run_command(arguments: Sequence[str]) -> int:
         parser.error("options come after the command's second word")
     module, word = importlib.import_module(f"serl_chunk.cli.{command.module}"), word_of(name)
     getattr(module, f"{word}_flags", lambda parser: None)(parser)
-    own = rest.index("--") if command.words and "--" in rest else len(rest)
-    rest, words_of_other = rest[:own], rest[own + 1 :]
+    end = rest.index("--") if command.words and "--" in rest else len(rest)
+    rest, flags_of_other = rest[:end], rest[end + 1 :]
     flags, flags.rest = parser.parse_known_args(rest) if command.settings else (parser.parse_args(rest), [])
-    flags.words = words_of_other
+    flags.words = flags_of_other
     if "log_level" in flags:
         configure(flags)
     return int(getattr(module, f"{word}_command")(flags))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, NamedTuple, Protocol
 
 from serl_chunk.io import atomic_write
-from serl_chunk.signals import DRAIN
+from serl_chunk.signals import DRAIN, keeping_drain
 
 LEARNER = "learner"
 PROGRAM = (sys.executable, "-m", "serl_chunk")
@@ -153,10 +153,11 @@ class Worker:
             if sys.platform == "linux":
                 command = [sys.executable, "-SEc", _TIED, str(os.getpid()), *command]
             folder = self._job.folder if os.path.isdir(self._job.folder) else None
-            process = self._process = subprocess.Popen(
-                command, cwd=folder, env=os.environ | {"PYTHONUNBUFFERED": "1"}, start_new_session=True,
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            )  # fmt: skip
+            with keeping_drain():
+                process = self._process = subprocess.Popen(
+                    command, cwd=folder, env=os.environ | {"PYTHONUNBUFFERED": "1"}, start_new_session=True,
+                    stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                )  # fmt: skip
             self._set("running", f"process {process.pid}")
         assert process.stdout is not None
         reader = threading.Thread(target=self._read, args=(process.stdout,), daemon=True)

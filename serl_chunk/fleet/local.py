@@ -20,7 +20,7 @@ from typing import IO
 from serl_chunk.fleet import engines
 from serl_chunk.fleet.engines import DRAINED, LAST_LINES, LEARNER, PROGRAM, Job, JobFiles, JobStatus
 from serl_chunk.logs import LIVE, Screen, current_screen
-from serl_chunk.signals import DRAIN, INTERRUPTED, SIGNALS, exit_at_once_while, never, note_signal
+from serl_chunk.signals import DRAIN, INTERRUPTED, SIGNALS, exit_at_once_while, keeping_drain, never, note_signal
 
 DONE_GRACE = 5.0  # seconds an actor has to end after its learner; an unconnected one would wait forever
 OUTPUT_GRACE = 2.0  # seconds for the output of ended processes; a grandchild may hold their pipe open
@@ -143,9 +143,10 @@ class _Fleet:
         if self._relay.screen.live:
             environment[LIVE] = "1"
         # A terminal's Ctrl-C would reach the whole foreground group in addition to the parent's signal.
-        process = subprocess.Popen(
-            command, env=environment, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
+        with keeping_drain():
+            process = subprocess.Popen(
+                command, env=environment, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            )
         self._children[name] = _Child(command, cores, process, restarts, restarted)
         assert process.stdout is not None
         self._relay.follow(name, process.stdout)

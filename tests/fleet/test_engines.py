@@ -56,6 +56,14 @@ def test_a_job_that_is_stopped_or_drained_stays_so(drain, status):
     assert (worker.status().state, worker.status().statuses) == ("stopped", (status,))
 
 
+def test_a_job_that_is_drained_as_it_starts_learns_of_it_later():
+    worker = Worker(job(f"import time; print('starts', flush=True); time.sleep(0.5); {FOREVER}"))
+    eventually(lambda: worker.status().lines == ("starts",))
+    worker.stop(drain=True)
+    assert worker.wait(30)
+    assert (worker.status().state, worker.status().statuses) == ("stopped", (0,))
+
+
 def test_one_that_ignores_it_is_killed_and_one_that_awaits_its_restart_is_not_started(monkeypatch):
     monkeypatch.setattr(engines, "STOP_GRACE", 0.1)
     stubborn = Worker(job(f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {FOREVER}"))

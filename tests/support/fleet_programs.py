@@ -7,6 +7,7 @@ import sys
 from serl_chunk.fleet.engines import Job
 
 FOREVER = "import signal, sys, time; signal.signal(signal.SIGUSR1, lambda *_: (print('drained'), sys.exit(0))); "
+FOREVER += "signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1}); "
 FOREVER += "print('ready', flush=True); time.sleep(60)"
 
 
