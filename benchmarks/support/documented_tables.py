@@ -112,6 +112,11 @@ TABLES = {
         ],
         {"file": "cube_single"},
     ),
+    "cube-single-equal": Table(
+        [*((_OF_100, _at(n)) for n in (5_000, 10_000, 15_000)), (_OF_100, _LAST)],
+        _runs("ours n-step-25 qc"),
+        {"file": "cube_single_equal", "seeds": (0, 1, 2)},
+    ),
     "cube-single-savings": Table(
         [*((_OF_50, _at(n)) for n in (10_000, 20_000, 30_000)), (show.field("wall"), _at(30_000))],
         [
@@ -162,6 +167,11 @@ TABLES = {
         [(show.arms, _at(n)) for n in range(0, 35_000, 5_000)],
         _seed,
         {"file": "transfer_cube_online", "run": "aloha_transfer_cube human_data, 30 demonstrations"},
+    ),
+    "insertion-online": Table(
+        [(show.arms, _at(n)) for n in (0, 5_000, 10_000, 20_000, 30_000)],
+        _seed,
+        {"file": "insertion_online", "run": "aloha_insertion default, 30 demonstrations"},
     ),
     "groups": Table(
         [*((show.plain_percent, _at(n)) for n in (0, 10, 20, 40, 60, 70)), (show.field("wall", 60), _LAST)],
