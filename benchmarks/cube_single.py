@@ -9,8 +9,8 @@ The sizes are small enough for two cores: networks of 2 x 256, best of 8. Succes
 `--task` takes another of OGBench's tasks with its data, such as cube-double-play-singletask-task2-v0.
 
 `--published DIR` trains the published code of a checkout as well, offline, at the same sizes and by its own evaluation.
-Without it the plot of task 1, from 30,000 offline updates on, has the curves of `results/cube_single_published.json`, and
-a second panel over training time.
+Without it the plot of task 1, from 30,000 offline updates on, has the curves of `results/cube_single_published.json`,
+and a second panel over training time.
 """
 
 from __future__ import annotations
