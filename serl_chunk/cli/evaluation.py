@@ -6,8 +6,9 @@ import contextlib
 import json
 import logging
 import sys
+import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,11 +31,10 @@ from serl_chunk.config.overrides import difference, to_dict
 from serl_chunk.data.preprocess import Preprocess
 from serl_chunk.devices.registry import make_intervention
 from serl_chunk.evaluation import rollouts
-from serl_chunk.evaluation.results import EvalResult, results_table, summary_line
+from serl_chunk.evaluation.results import EvalResult, comparison_json, results_table, summary_line
 from serl_chunk.evaluation.rollouts import EvaluationOperator
 from serl_chunk.io import os_reason
 from serl_chunk.logs import log_to_file
-from serl_chunk.operator.operator import Operator
 from serl_chunk.outcomes.robot import observing, spec_of
 from serl_chunk.robots.base import InterventionSource, RobotEnv
 from serl_chunk.robots.registry import make_env
@@ -64,6 +64,7 @@ class EvaluationOptions(NamedTuple):
     validation: bool = False  # on the start states that checkpoints are chosen on
     arms: tuple[str, ...] = ("",)  # see `policy.Request`; empty: who acts is as in a run without arms
     n_envs: int | None = None  # simulators, and so episodes at once; see `rollouts.envs_at_once`
+    until_decided: bool = False  # ends once one of two policies is better
 
 
 class Checkpoint(NamedTuple):
@@ -110,9 +111,9 @@ def run_evaluation(
                 checkpoints = checkpoints_of_run(config, spec, agent, run, options.steps)
                 films = films and run / films
                 log_to_file(run / "actor.log")
-            _check_different(options.steps, checkpoints)
+            _check_policies(options, checkpoints)
         with contextlib.ExitStack() as opened:
-            envs, wanted = [], options.n_envs if page is None else 1
+            envs, wanted = [], options.n_envs if page is None and not options.until_decided else 1
             for _ in range(rollouts.envs_at_once(config, wanted, options.n - options.filmed)):
                 envs.append(observing(make_env(config.robot, evaluating=True), config))
                 opened.callback(envs[-1].close)
@@ -135,9 +136,10 @@ def run_evaluation(
         stop_on_signals(stop, "reporting the finished episodes")
         console = console_of(config, "evaluation", amend=labels.amend, end=stop.set, page=page, spec=spec)
         labels.operator = stack.enter_context(console)
-        progress = _Progress(options.n * len(entries), labels.operator, config.robot.real)
+        progress = _Progress(options.n * len(entries), labels, config.robot.real)
         results = rollouts.evaluate_in_turns(
-            env, entries, config, n=options.n, progress=progress.show, intervention=human, operator=labels,
+            env, stack.enter_context(_unnamed_films(entries)), config, n=options.n, progress=progress.show,
+            intervention=human, operator=labels, until_decided=options.until_decided,
             seed_base=VALIDATION_SEED_BASE if options.validation else EVAL_SEED_BASE,
             filmed=options.filmed, others=envs[1:],
             stop=lambda: INTERRUPTED if stop.is_set() else None,
@@ -194,11 +196,33 @@ def _open_human(config: ExperimentConfig, env: RobotEnv) -> InterventionSource |
     return make_intervention(config.actor.intervention, env, config)
 
 
-def _check_different(wanted: Sequence[str], checkpoints: Sequence[Checkpoint]) -> None:
+@contextlib.contextmanager
+def _unnamed_films(entries: Sequence[rollouts.Entry]) -> Iterator[Sequence[rollouts.Entry]]:
+    """Yield the entries; folders of several have no names before the end, as an operator could read who acts there."""
+    folders = [entry.videos for entry in entries if entry.videos is not None]
+    if len(folders) < 2:
+        yield entries
+        return
+    folders[0].parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folders[0].parent, prefix=".in_turns_") as folder:
+        unnamed = [Path(tempfile.mkdtemp(dir=folder)) for _ in entries]
+        try:
+            yield [entry._replace(videos=path) for entry, path in zip(entries, unnamed, strict=True)]
+        finally:
+            for path, named in zip(unnamed, folders, strict=True):
+                for film in path.iterdir():
+                    named.mkdir(exist_ok=True)
+                    film.replace(named / film.name)
+
+
+def _check_policies(options: EvaluationOptions, checkpoints: Sequence[Checkpoint]) -> None:
     for i, checkpoint in enumerate(checkpoints):
         step = checkpoint.snapshot.version
         require(step not in [c.snapshot.version for c in checkpoints[:i]], "eval_checkpoint_step",
-            f"names checkpoint {step} twice (got {','.join(wanted)}). Name each one once")  # fmt: skip
+            f"names checkpoint {step} twice (got {','.join(options.steps)}). Name each one once")  # fmt: skip
+    n = len(checkpoints) * (1 + options.stochastic) * len(options.arms)
+    require(not options.until_decided or n == 2, "eval_until_decided",
+        f"compares two policies (got {n}, expected 2). Name two checkpoints, or leave it out")  # fmt: skip
 
 
 def checkpoints_of_run(
@@ -272,11 +296,13 @@ def _differences(saved: dict[str, Any], recorded: list[str], config: ExperimentC
 class _Progress:
     """Shows how far an evaluation is. Which checkpoint runs, and how each one does, is shown at its end alone."""
 
-    def __init__(self, total: int, operator: Operator | None, real: bool) -> None:
-        self._total, self._operator = total, operator
+    def __init__(self, total: int, labels: EvaluationOperator, real: bool) -> None:
+        self._total, self._operator = total, labels.operator
         self._done = 0
-        if operator is not None:
-            operator.actor.describe = lambda: {"progress": f"episode {min(self._done + 1, total)} of {total}"}
+        if labels.operator is not None:  # the start is named, for the operator sets up the scene of each one again
+            labels.operator.actor.describe = lambda: {
+                "progress": f"episode {min(self._done + 1, total)} of {total}, start {labels.start + 1}"
+            }
         elif real:
             logger.info("no terminal, no operator: an episode that nothing judges is a failure")
 
@@ -306,7 +332,7 @@ def _save(
     others = sorted({r.policy_version for r in results} - {step})
     in_turns = {} if len(own) == len(results) else {"in_turns_with": others}
     rows = [r.to_json() | ({"turns": r.turns} if in_turns else {}) for r in own]
-    evaluations.save(run, step, purpose, rows, checkpoint.differences, in_turns)
+    evaluations.save(run, step, purpose, rows, checkpoint.differences, {**in_turns, **comparison_json(results)})
     if not validation and not own[0].interrupted:
         with MetricsLog(run, wandb_project=None, wandb_name="", config={}) as metrics:
             for r in own:

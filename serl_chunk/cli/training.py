@@ -150,6 +150,7 @@ def training_parser() -> Parser:
     add("eval_stochastic", "evaluate the mean policy and the sampled one", modes="e")
     add("eval_arm", "one (the policy's first candidate), best (of agent.candidates) or both in turns", modes="e",
         choices=("one", "best", "both"))  # fmt: skip
+    add("eval_until_decided", "end once one of two checkpoints is better; at most K episodes of each", modes="e")
     add("eval_validation", "use the start states that checkpoints are chosen on (for best)", modes="e")
 
     group = p.add_argument_group("keys (both sides; see serl-chunk keys --help)")
@@ -201,7 +202,7 @@ def run_training(arguments: list[str]) -> int:
     options = EvaluationOptions(
         steps, flags.eval_n_trajs, flags.save_video, flags.eval_stochastic,
         flags.eval_validation, (ONE, BEST) if flags.eval_arm == "both" else (flags.eval_arm or "",),
-        flags.n_envs,
+        flags.n_envs, flags.eval_until_decided,
     )  # fmt: skip
     source = None if config.actor.policy else Path(flags.checkpoint_path) if flags.checkpoint_path else address
     return run_evaluation(config, options, source, viewer=flags.viewer)
@@ -324,7 +325,10 @@ def check_flags(parser: argparse.ArgumentParser, flags: argparse.Namespace, conf
     server = "has no effect: a policy server is evaluated (actor.policy). Remove it."
     several, device = flags.actors > 1, config.actor.intervention.lower()
     one = f"got {flags.actors}, expected 1"
-    of_checkpoints = ("checkpoint_path", "ip", "port", "keys", "insecure", "actor_id", "eval_stochastic", "eval_arm")
+    of_checkpoints = (
+        "checkpoint_path", "ip", "port", "keys", "insecure", "actor_id", "eval_stochastic", "eval_arm",
+        "eval_until_decided",
+    )  # fmt: skip
     for wrong, name, text in (
         *((served and evaluating and name in given, name, server) for name in of_checkpoints),
         (evaluating and {"checkpoint_path", "ip"} <= given, "ip",
@@ -336,6 +340,8 @@ def check_flags(parser: argparse.ArgumentParser, flags: argparse.Namespace, conf
         ({"keys", "insecure"} <= given, "insecure", "it means no keys, and --keys is given. Remove one of them."),
         ("eval_arm" in given and config.agent.candidates == 1, "eval_arm",
          f"{flags.eval_arm} has no effect: agent.candidates is 1, so one candidate acts. Remove it."),
+        (flags.eval_until_decided and (flags.n_envs or 1) > 1, "n_envs",
+         f"--eval_until_decided plays one episode after the other (got {flags.n_envs}, expected 1). Remove it."),
         ("eval_episodes" in given and not config.eval_interval, "eval_episodes", f"{own}--save_video."),
         ("video_episodes" in given and not config.eval_interval, "video_episodes", f"{own}--save_video."),
         ("dataset_replace_interval" in given and "dataset_dir" not in given, "dataset_replace_interval",

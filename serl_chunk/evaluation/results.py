@@ -12,6 +12,7 @@ import numpy as np
 import rich.table
 
 from serl_chunk.actor.stats import EpisodeSummary, RolloutStats
+from serl_chunk.evaluation.comparison import Pairs
 from serl_chunk.io import format_spread, plural
 
 
@@ -86,6 +87,7 @@ class EvalResult(RolloutStats):
     tick_seconds: float
     starts_repeat: bool | None = None  # whether two resets with one seed agree; None: not compared (a real robot)
     interrupted: bool = False  # whether it ended before its last episode
+    until_decided: bool = False  # whether it was to end once one of two policies is better
     repeated: list[EpisodeSummary] = dataclasses.field(default_factory=list)  # by a fault or the operator; done again
     summaries: list[EpisodeSummary] = dataclasses.field(default_factory=list)
     turns: list[int] = dataclasses.field(default_factory=list)
@@ -152,14 +154,48 @@ def _task_lines(results: Sequence[EvalResult]) -> list[str]:
     return lines
 
 
-def difference_of(results: Sequence[EvalResult]) -> Difference | None:
-    """Return the second of two results against the first, on the starts of both; None of any other number."""
+def _in_pairs(results: Sequence[EvalResult]) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return the successes of two results on the starts of both, bool[N] each; None without any, or of others."""
     if len(results) != 2:
         return None
     first, second = ({e.seed: e.success for e in r.summaries} for r in results)
     if not (seeds := sorted(first.keys() & second.keys())):
         return None
-    return paired_difference(*(np.array([x[seed] for seed in seeds]) for x in (first, second)))
+    return np.array([first[seed] for seed in seeds]), np.array([second[seed] for seed in seeds])
+
+
+def difference_of(results: Sequence[EvalResult]) -> Difference | None:
+    """Return the second of two results against the first, on the starts of both; None of any other number.
+
+    The interval of an evaluation that ends once it is decided holds at any end (`comparison`); else it is Newcombe's.
+    """
+    if (successes := _in_pairs(results)) is None:
+        return None
+    difference = paired_difference(*successes)
+    return Difference(difference.mean, *Pairs.of(*successes).interval) if results[0].until_decided else difference
+
+
+def is_decided(results: Sequence[EvalResult]) -> bool:
+    """Return whether one of two results is better, on the starts of both."""
+    return (successes := _in_pairs(results)) is not None and Pairs.of(*successes).decided
+
+
+def _pair_names(results: Sequence[EvalResult]) -> tuple[Any, Any]:
+    """Return what differs between two results: their mode, version or arm."""
+    pairs = [(getattr(results[0], n), getattr(results[1], n)) for n in ("mode", "policy_version", "arm")]
+    return next((pair for pair in pairs if pair[0] != pair[1]), pairs[0])
+
+
+def comparison_json(results: Sequence[EvalResult]) -> dict[str, Any]:
+    """Return the comparison of two results, as their files have it; empty of any other number."""
+    if (successes := _in_pairs(results)) is None or (difference := difference_of(results)) is None:
+        return {}
+    (against, of), pairs = _pair_names(results), Pairs.of(*successes)
+    return {"comparison": {
+        "of": of, "against": against, "pairs": sum(pairs), **pairs._asdict(), "difference": difference.mean,
+        "low": difference.low, "high": difference.high, "until_decided": results[0].until_decided,
+        "decided": pairs.decided,
+    }}  # fmt: skip
 
 
 def results_table(results: Sequence[EvalResult]) -> rich.table.Table:
@@ -182,9 +218,10 @@ def results_table(results: Sequence[EvalResult]) -> rich.table.Table:
         )  # fmt: skip
     if (difference := difference_of(results)) is not None:
         mean, low, high = (100 * x for x in difference)
-        pairs = [(getattr(results[0], n), getattr(results[1], n)) for n in ("mode", "policy_version", "arm")]
-        one, other = next((pair for pair in pairs if pair[0] != pair[1]), pairs[0])
+        one, other = _pair_names(results)
         table.caption = f"{other} against {one}, paired: {mean:+.1f} % (95 % interval {low:+.1f} .. {high:+.1f} %)"
+        if results[0].until_decided:
+            table.caption += ", decided" if is_decided(results) else ", not decided"
     else:  # a line for each policy of which three checkpoints or more were evaluated
         of: dict[str, list[float]] = {}
         for r in results:

@@ -26,7 +26,7 @@ from serl_chunk.config.fields import require
 from serl_chunk.console.bindings import ActorState
 from serl_chunk.console.view import Obstacle
 from serl_chunk.data.preprocess import Preprocess
-from serl_chunk.evaluation.results import INTERVENTION, EvalResult
+from serl_chunk.evaluation.results import INTERVENTION, EvalResult, is_decided
 from serl_chunk.operator.operator import Operator
 from serl_chunk.outcomes.judge import OPERATOR
 from serl_chunk.robots.base import InterventionSource, RobotEnv, check_apart
@@ -106,6 +106,8 @@ class EvaluationOperator:
     def __init__(self, wait: Callable[[float], object] = time.sleep) -> None:
         self.operator: Operator | None = None
         """Set once its console is open; it sends its corrections to `amend`. None: unjudged episodes are failures."""
+        self.start = 0
+        """Start of the episode under way, which every policy has."""
         self._wait = wait
         self._undone: set[str] = set()
 
@@ -223,11 +225,12 @@ def evaluate_in_turns(
     *, n: int, seed_base: int = EVAL_SEED_BASE, filmed: int | None = None,
     progress: Callable[[list[EvalResult]], None] | None = None, clock: Clock | None = None,
     stop: Callable[[], str | None] = no_stop, intervention: InterventionSource | None = None,
-    operator: EvaluationOperator | None = None, others: Sequence[RobotEnv] = (),
+    operator: EvaluationOperator | None = None, others: Sequence[RobotEnv] = (), until_decided: bool = False,
 ) -> list[EvalResult]:  # fmt: skip
     """Evaluate policies in turns: from each start state an episode of each, in an order drawn by `config.seed`.
 
-    With `others` the policies follow one another; results and `turns` are the same.
+    With an operator no seed repeats the order, which an earlier evaluation has shown. With `others` the policies follow
+    one another; results and `turns` are the same.
 
     An episode in which a human acted is a failure, whatever else was decided of it. Other arguments, and what is
     raised, are as of `evaluate`; `progress` gets the results of all entries.
@@ -235,6 +238,7 @@ def evaluate_in_turns(
     Args:
         intervention: of a human who may take the robot over; letting it go ends the episode.
         operator: labels what nothing else judged, and has episodes done again.
+        until_decided: ends once one of two policies is better (`comparison`); without `others`.
     """
     require(n >= 1, "n", f"must be at least 1 episode, got {n}")
     require(bool(env.robot_spec.cameras) or all(e.videos is None for e in entries), "save_video",
@@ -248,7 +252,7 @@ def evaluate_in_turns(
     one = manned or not all(isinstance(e.policy, LocalPolicy) for e in entries)
     require(not (others and one), "n_envs",
         f"an operator or a policy server has one robot (got {len(others) + 1}, expected 1). Leave it out")  # fmt: skip
-    drawn = np.random.default_rng(config.seed)
+    drawn = np.random.default_rng(None if manned else config.seed)
     turns = [(i, int(k)) for i in range(n) for k in drawn.permutation(len(entries))]
     films = [filmed is None or i < filmed for i, _ in turns]
     at_once = [t for t, (_, k) in enumerate(turns) if others and not (films[t] and entries[k].videos is not None)]
@@ -264,9 +268,12 @@ def evaluate_in_turns(
         for player in players:
             stack.callback(player.close)
         results = [player.result for player in players]
-        while left and stop() is None and not operator.quits:
+        for result in results:
+            result.until_decided = until_decided
+        while left and stop() is None and not operator.quits and not (until_decided and is_decided(results)):
             turn = left.popleft()
             i, k = turns[turn]
+            operator.start = i
             counts = players[k].play(i, turn, film=films[turn])
             if not counts:
                 left.appendleft(turn)
@@ -281,7 +288,7 @@ def evaluate_in_turns(
             left += player.play_at_once([env, *others], own, lambda: progress(results) if progress else None)
     for player in players:
         player.result.policy_version = player.entry.policy.version
-        player.result.interrupted = bool(left)
+        player.result.interrupted = bool(left) and not (until_decided and is_decided(results))
     return results
 
 
