@@ -86,7 +86,7 @@ def _learner() -> None:
     os.nice(YIELDS)
 
 
-def _actor() -> None:
+def own_terminal() -> None:
     end_with_parent()
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # its keys come from its own terminal
 
@@ -111,7 +111,7 @@ def train(out: Path, run: Path, demos: Path, seed: int, settings: list[str]) -> 
         with (
             process([*learner, *shared], log, preexec_fn=_learner) as training,
             process([*hands, *shared, address], screen.slave, stdin=screen.slave, env={**os.environ, **paths},
-                    preexec_fn=_actor) as actor,
+                    preexec_fn=own_terminal) as actor,
         ):  # fmt: skip
             while not (folder / "mouse.sock").exists():
                 if actor.poll() is not None:

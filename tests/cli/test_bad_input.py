@@ -141,6 +141,7 @@ BAD: dict[str, tuple[str, ...]] = {
         ("evaluation", "--actor", "--learner", "--local"),
     "FAKE --actor --eval_checkpoint_step 5 --eval_n_trajs 2 --eval_arm both --config.agent.candidates 1":
         ("--eval_arm", "both", "agent.candidates", "1"),
+    "FAKE --actor --eval_checkpoint_step 5,9 --eval_n_trajs 2 --eval_until_decided --n_envs 4": ("--n_envs", "4", "1"),
     "FAKE --actor --eval_checkpoint_step 5 --eval_n_trajs 2 --checkpoint_path r --ip h": ("--checkpoint_path", "--ip"),
     "FAKE --learner --config.actor.inference=async": ("--config.actor.inference", "async", "actor.clock", "realtime"),
     "FAKE --learner --sparse": ("--sparse", "FakeAlohaConfig", "reward"),

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
 from actor_helpers import LineEnv, NoisyAgent, identity, make_config
 from errors import naming
+from operator_script import Desk
 
 from serl_chunk.cli import evaluation
 from serl_chunk.cli.evaluation import EvaluationOptions, run_evaluation
@@ -17,7 +19,7 @@ from serl_chunk.cli.process import load
 from serl_chunk.evaluation import rollouts
 from serl_chunk.runs.evaluations import VALIDATION
 from serl_chunk.runs.metrics import Counters
-from serl_chunk.types import ConfigError, Snapshot
+from serl_chunk.types import EVAL_SEED_BASE, ConfigError, Snapshot
 
 STEPS = ("500", "1500", "2500")
 
@@ -28,19 +30,29 @@ class Solved(LineEnv):
         return super().step(action)
 
 
+class Later(NoisyAgent):
+    """Solves the task with the parameters of the later checkpoints."""
+
+    def sample(self, params, *a, **k):
+        chunk, record = super().sample(params, *a, **k)
+        return chunk + np.float32([params / 2, 0]), record
+
+
 @pytest.fixture
 def lab(monkeypatch, tmp_path):
     """Evaluate three checkpoints on the line robot, on which an interruption comes in the given episode."""
 
-    def run(steps=STEPS, *, n: int = 4, interrupted: int | None = None, validation: bool = False):
-        env = Solved(length=15)
+    def run(steps=STEPS, *, n: int = 4, interrupted: int | None = None, **more):
+        env = run.env = Solved(length=15)
         of_run = [
-            evaluation.Checkpoint(Snapshot(int(s), {"bias": np.float32(0)}), identity(8), Counters(int(s), 0, 0))
+            evaluation.Checkpoint(
+                Snapshot(int(s), {"bias": np.float32(int(s) > 1000)}), identity(8), Counters(int(s), 0, 0)
+            )
             for s in steps
         ]
         monkeypatch.setattr(evaluation, "make_env", lambda *a, **k: env)
         monkeypatch.setattr(evaluation, "spec_of", lambda config: env.robot_spec)
-        monkeypatch.setattr(evaluation, "make_agent", lambda *a: NoisyAgent(8))
+        monkeypatch.setattr(evaluation, "make_agent", lambda *a: Later(8))
         monkeypatch.setattr(evaluation, "checkpoints_of_run", lambda *a: of_run)
         monkeypatch.setattr(evaluation, "build_report", lambda run: run / "report.html")
         signals = []
@@ -54,7 +66,7 @@ def lab(monkeypatch, tmp_path):
 
         env.reset = counted
         (tmp_path / "run").mkdir(exist_ok=True)
-        options = EvaluationOptions(tuple(steps), n, stochastic=True, validation=validation)
+        options = EvaluationOptions(tuple(steps), n, **{"stochastic": True, **more})
         return run_evaluation(make_config(), options, tmp_path / "run")
 
     run.folder = tmp_path / "run" / "evaluations"
@@ -84,10 +96,36 @@ def test_each_checkpoint_has_its_file_its_row_and_its_line(lab, capsys, tmp_path
     assert sum(row["kind"] == "eval" for row in rows) == 6
 
 
-def test_nothing_names_the_checkpoint_that_runs_before_the_end(lab, capsys, caplog, monkeypatch):
+class Film:
+    """A stand-in for EpisodeVideo; `seen` is each path of the run as a film begins."""
+
+    seen: ClassVar[list[str]] = []
+
+    def __init__(self, path: Path, hz: float) -> None:
+        self.path = path
+        run = next(folder for folder in path.parents if folder.name == "run")
+        self.seen += [str(file.relative_to(run)) for file in (path, *run.rglob("*"))]
+
+    def add(self, images, *, human: bool = False) -> None:
+        pass
+
+    def discard(self) -> None:
+        pass
+
+    def finish(self, name: str) -> None:
+        self.path.with_name(name).touch()
+
+
+@pytest.mark.parametrize("operated", [False, True])
+def test_nothing_names_the_checkpoint_that_runs_before_the_end(lab, capsys, caplog, monkeypatch, operated):
     caplog.set_level("DEBUG")
     monkeypatch.setattr(evaluation, "PROGRESS_EPISODES", 1)
+    monkeypatch.setattr(rollouts, "EpisodeVideo", Film)
+    monkeypatch.setattr(Film, "seen", [])
     before: list[str] = []
+    desks: list[Desk] = []
+    if operated:
+        monkeypatch.setattr(evaluation, "console_of", Desk.opening([], desks))
     in_turns = rollouts.evaluate_in_turns
 
     def watched(*a, **k):
@@ -96,10 +134,49 @@ def test_nothing_names_the_checkpoint_that_runs_before_the_end(lab, capsys, capl
         return results
 
     monkeypatch.setattr(rollouts, "evaluate_in_turns", watched)
-    lab()
+    lab(filmed=4)
     assert "24/24 episodes" in before[0]
+    shown = {str(v) for desk in desks for state in desk.console.states for v in state if isinstance(v, str | int)}
     for step in STEPS:
         assert step not in before[0]
+        assert [text for text in shown if step in text] == []
+        assert [name for name in Film.seen if name.startswith("evaluations") or f"{step}_" in name] == []
+    videos = lab.folder.parent / "videos"
+    assert sorted(p.name for p in videos.iterdir()) == sorted(f"{s}_{m}" for s in STEPS for m in ("mean", "sampled"))
+    assert {len(list(folder.iterdir())) for folder in videos.iterdir()} == {4}
+
+
+def test_every_policy_has_the_same_starts_which_the_console_numbers(lab, monkeypatch):
+    desks: list[Desk] = []
+    seen: set[tuple[int, str]] = set()
+    step = Solved.step
+
+    def watched(self, action):
+        seen.add((self.seeds[-1] - EVAL_SEED_BASE + 1, desks[0].console.states[-1].progress.partition(", ")[2]))
+        return step(self, action)
+
+    monkeypatch.setattr(Solved, "step", watched)
+    monkeypatch.setattr(evaluation, "console_of", Desk.opening([], desks))
+    lab(n=3)
+    assert seen == {(k, f"start {k}") for k in (1, 2, 3)}
+    assert lab.env.seeds[2:] == [EVAL_SEED_BASE + k // 6 for k in range(18)]
+
+
+def test_a_comparison_ends_once_it_is_decided(lab, capsys):
+    assert lab(("500", "1500"), n=20, stochastic=False, until_decided=True) == 0
+    files = written(lab.folder)
+    assert [(r["n"], "interrupted" in r) for data in files.values() for r in data["results"]] == [(8, False)] * 2
+    [comparison] = {json.dumps(data["comparison"]) for data in files.values()}
+    found = json.loads(comparison)
+    assert found["low"] > 0
+    expected = {"of": 1500, "against": 500, "pairs": 8, "second_alone": 8, "decided": True, "until_decided": True}
+    assert found | expected == found
+    assert ", decided" in " ".join(capsys.readouterr().out.split())
+    assert lab(("1500", "2500"), n=10, stochastic=False, until_decided=True) == 0  # of the same parameters
+    assert {r["n"] for name, data in written(lab.folder).items() if "2500" in name for r in data["results"]} == {10}
+    assert "not decided" in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(ConfigError, match=naming("eval_until_decided", 4, 2)):
+        lab(("500", "1500"), until_decided=True)
 
 
 def test_an_interruption_reports_and_writes_what_was_finished(lab, capsys, tmp_path):
