@@ -130,21 +130,19 @@ def served(run: Path, steps: str, n: int) -> dict[str, Any]:
         raise SystemExit(written[-2000:])
     made = sorted(set((run / FOLDER).glob("*.json")) - before)
     data = [json.loads(file.read_text()) for file in made]
-    shown_before = re.split("evaluation, (?:held-out )?starts", written)[0]
-    named = [
-        step for step in steps.split(",") if re.search(rf"(checkpoint|version|policy)\W{{0,3}}{step}\b", shown_before)
-    ]
+    early = re.split("evaluation, (?:held-out )?starts", written)[0]
+    named = [step for step in steps.split(",") if re.search(rf"(checkpoint|version|policy)\W{{0,3}}{step}\b", early)]
     return {
         **data[0]["comparison"], "seconds": time.monotonic() - began, "keys": keys,
-        "named_before_the_end": named, "same_starts": len({str(starts(d, d["comparison"]["pairs"])) for d in data}) == 1,
+        "named_before_the_end": named, "same_starts": starts(data[0]) == starts(data[1]),
         "successes": {str(d["checkpoint"]): d["results"][0]["successes"] for d in data},
         "repeated": sum(len(d["results"][0].get("repeated", [])) for d in data), "server": server,
     }  # fmt: skip
 
 
-def starts(data: dict[str, Any], pairs: int) -> list[tuple[int, str]]:
+def starts(data: dict[str, Any]) -> list[tuple[int, str]]:
     found = sorted((e["seed"], json.dumps(e["conditions"])) for e in data["results"][0]["episodes"])
-    return found[:pairs]  # one of the policies may have begun with the next start
+    return found[: data["comparison"]["pairs"]]  # one of the policies may have begun with the next start
 
 
 def main() -> None:

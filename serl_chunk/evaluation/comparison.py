@@ -43,6 +43,11 @@ class Pairs(NamedTuple):
         return np.asarray(np.exp(np.minimum(logs, _MOST)).mean(axis=-1))
 
     @property
+    def difference(self) -> float:
+        """Share of successes of the second policy less that of the first; 0 without pairs."""
+        return (self.second_alone - self.first_alone) / max(1, sum(self))
+
+    @property
     def decided(self) -> bool:
         """Whether one policy is better: `capital` of no difference has reached 1 / ERROR."""
         return float(self.capital()) >= 1 / ERROR
@@ -51,5 +56,8 @@ class Pairs(NamedTuple):
     def interval(self) -> tuple[float, float]:
         """The lowest and highest mean difference, second - first, that is not refuted at 1 - ERROR."""
         kept = _MEANS[self.capital(_MEANS) < 1 / ERROR]
-        measured = (self.second_alone - self.first_alone) / max(1, sum(self))  # is never refuted
+        measured = self.difference  # is never refuted
         return float(min(measured, *kept - _CELL / 2)), float(max(measured, *kept + _CELL / 2))
+
+    def to_json(self) -> dict[str, int | bool]:
+        return {"pairs": sum(self), **self._asdict(), "decided": self.decided}

@@ -190,11 +190,10 @@ def comparison_json(results: Sequence[EvalResult]) -> dict[str, Any]:
     """Return the comparison of two results, as their files have it; empty of any other number."""
     if (successes := _in_pairs(results)) is None or (difference := difference_of(results)) is None:
         return {}
-    (against, of), pairs = _pair_names(results), Pairs.of(*successes)
+    against, of = _pair_names(results)
     return {"comparison": {
-        "of": of, "against": against, "pairs": sum(pairs), **pairs._asdict(), "difference": difference.mean,
-        "low": difference.low, "high": difference.high, "until_decided": results[0].until_decided,
-        "decided": pairs.decided,
+        "of": of, "against": against, **Pairs.of(*successes).to_json(), "until_decided": results[0].until_decided,
+        "difference": difference.mean, "low": difference.low, "high": difference.high,
     }}  # fmt: skip
 
 

@@ -42,8 +42,7 @@ def test_the_capital_is_a_martingale_under_its_mean(pairs, share, split):
 @given(COUNTS)
 def test_the_interval_holds_what_was_measured_and_no_zero_once_it_is_decided(pairs):
     low, high = pairs.interval
-    measured = (pairs.second_alone - pairs.first_alone) / max(1, sum(pairs))
-    assert -1 <= low <= measured <= high <= 1
+    assert -1 <= low <= pairs.difference <= high <= 1
     assert pairs.decided <= (low >= 0 or high <= 0)
     swapped = Pairs(pairs.first_alone, pairs.second_alone, pairs.ties)
     assert swapped.interval == pytest.approx((-high, -low))
