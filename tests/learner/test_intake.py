@@ -49,8 +49,15 @@ def contents(cameras, entries, turns) -> tuple:
         found = replay._partitions.find(key)
         rows = found.rows
         shown = [storage.frames.at(c, storage.frames.frame[rows, c])[0].tolist() for c in range(len(cameras))]
-        columns = (storage.steps.state, storage.steps.effective, storage.steps.bc_weight, storage.steps.tick)
-        held[key] = (found.indexed, storage.links.live[rows].tolist(), *(v[rows].tolist() for v in columns), shown)
+        live, steps = storage.links.live[rows], storage.steps
+        of_steps = (v[rows][live].tolist() for v in (steps.effective, steps.bc_weight))  # the last row is no step
+        held[key] = (
+            found.indexed,
+            live.tolist(),
+            *(v[rows].tolist() for v in (steps.state, steps.tick)),
+            *of_steps,
+            shown,
+        )
     finished = sorted((e.session, e.episode_id, e.length, e.success) for e in received.episodes)
     return held, stats, sorted(misfits), received.env_steps, finished
 

@@ -66,19 +66,16 @@ def test_chunks_are_chosen_once_for_several_batches_which_mix_the_newest_ones():
 @pytest.mark.parametrize("pretrained", [True, False])
 def test_a_row_says_whether_its_chunks_were_chosen_anew(pretrained):
     """A critic that does not choose yet is no teacher: the policy imitates what the replay marks."""
-    found, nothing = [], lambda *of: contextlib.nullcontext()
+    nothing = lambda *of: contextlib.nullcontext()  # noqa: E731
     stats = SimpleNamespace(timed=nothing, first_call=nothing)
-    learner = SimpleNamespace(
-        stats=stats, state=0, base={}, updates=0, updated=lambda n, metrics: found.append((n, metrics))
-    )
+    learner = SimpleNamespace(stats=stats, state=0, base={}, updates=0)
     agent = SimpleNamespace(
         wants=lambda: {"critic": 1}, batch_spec=str, update=lambda state, base, given: (state, {"batches": set(given)})
     )
     trainer = SimpleNamespace(
         _learner=learner, _agent=agent, _config=SimpleNamespace(cta_ratio=2), pretrained=pretrained,
         _relabelled=SimpleNamespace(next=lambda *of: ("chosen", {"relabel/q_best": 1})),
-        _next_batches=lambda wanted, n: dict(wanted), _data=SimpleNamespace(advance=int),
+        _next_batches=lambda wanted, n: dict(wanted),
     )  # fmt: skip
-    PhaseTrainer._update(trainer)
     chosen = {"relabel/share": 0.0} if pretrained else {"relabel/share": 1.0, "relabel/q_best": 1}
-    assert found == [(2, {"batches": {"critic", "policy"}} | chosen)]
+    assert PhaseTrainer._update_with_batches(trainer) == {"batches": {"critic", "policy"}} | chosen
