@@ -116,5 +116,18 @@ class Chromium:
             chain.key_up(Keys.SHIFT)
         chain.perform()
 
+    def drag(self, selector: str, start: tuple[float, float], end: tuple[float, float]) -> None:
+        """Press the mouse on an element and release it, at shares of its width and height; a click where both agree."""
+        from selenium.webdriver import ActionChains
+
+        element = self._driver.find_element("css selector", selector)
+        width, height = element.size["width"], element.size["height"]
+        chain = ActionChains(self._driver, duration=20)
+        chain.move_to_element_with_offset(element, int((start[0] - 0.5) * width), int((start[1] - 0.5) * height))
+        chain.click_and_hold()
+        if end != start:
+            chain.move_by_offset(round((end[0] - start[0]) * width), round((end[1] - start[1]) * height))
+        chain.release().perform()
+
     def picture(self, path: Path) -> None:
         self._driver.get_screenshot_as_file(str(path))

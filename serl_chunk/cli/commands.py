@@ -43,6 +43,7 @@ COMMANDS = {
     "config": Command("show an experiment's settings, with units and meaning", "experiments", settings=True),
     "new": Command("write an experiment for your own robot, which runs as it is", "experiments"),
     "record": Command("record demonstrations", "record", settings=True),
+    "teleoperate": Command("drive a robot by the device, and record nothing", "record", settings=True),
     "serve": Command("serve a policy to programs that speak openpi's protocol", "serve", settings=True),
     "data": Command("convert, export, inspect and check demonstrations"),
     "data convert": Command("into HDF5 files, or a LeRobot data set", "data.convert"),

@@ -1,4 +1,4 @@
-"""`serl-chunk record`: demonstrations of a script or a human as HDF5 episodes."""
+"""`serl-chunk record` and `teleoperate`: demonstrations as HDF5 episodes, and the same by hand without a record."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import logging
+import math
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +33,14 @@ from serl_chunk.logs import add_log_flags, quiet_libraries
 from serl_chunk.outcomes.judge import OPERATOR
 from serl_chunk.outcomes.robot import observing, spec_of
 from serl_chunk.recording.ahead import AHEAD
-from serl_chunk.recording.recording import Recording, RecordingTotals, check_source, open_human
+from serl_chunk.recording.recording import (
+    NothingKept,
+    Recording,
+    RecordingTotals,
+    check_source,
+    lets_human_in,
+    open_human,
+)
 from serl_chunk.recording.stream import DemonstrationStream
 from serl_chunk.robots.base import Expert, InterventionSource, RobotEnv
 from serl_chunk.robots.registry import make_env, make_expert
@@ -94,6 +102,38 @@ def record_command(flags: argparse.Namespace) -> int:
     return record_streaming(config, address, flags.spool_path, record)
 
 
+def teleoperate_flags(p: argparse.ArgumentParser) -> None:
+    """Add the command's flags."""
+    p.description = (
+        "Drive the robot with the device of actor.intervention, with the keys, holds, countdowns and resets of a "
+        "recording by hand, and record nothing. --viewer shows its cameras; without a device the robot only holds. "
+        "s, f or Backspace ends an episode, and the next one begins; q, q ends."
+    )
+    p.add_argument("--exp_name", help="the experiment whose robot is driven")
+    p.add_argument("--cameras", metavar="A,B", default="all", help="cameras to show: names, all (default) or none")
+    p.add_argument("--viewer", metavar="PORT", help="show the robot on a page at this port of this machine (0: any)")
+    add_experiment_flags(p)
+    add_log_flags(p)
+
+
+def teleoperate_command(flags: argparse.Namespace) -> int:
+    """Let a human drive; raises as `run_record`, and for what chooses a policy."""
+    config = load_flags(flags)
+    for name, given in (
+        ("preset", flags.preset), ("compat", flags.compat), ("horizon_length", flags.horizon_length),
+        ("actor.policy", config.actor.policy),
+    ):  # fmt: skip
+        require(not given, name, f"is of a policy, and a human drives (got {given!r}). Remove it")
+    require(lets_human_in(config) or flags.viewer is not None, "actor.intervention",
+        f"nothing drives the robot (got none, expected {', '.join(DEVICES)}, scripted or a file). Give a device, as "
+        "--config.actor.intervention=spacemouse, or --viewer to look at its cameras while it holds")  # fmt: skip
+    cameras = recorded_cameras(flags.cameras, spec_of(config))
+    if not lets_human_in(config) and config.robot.real:
+        # It is only looked at, perhaps from within the cell: it is not reset again and again by its time limit.
+        config = dataclasses.replace(config, operator=dataclasses.replace(config.operator, ready="each"))
+    return run_record(config, math.inf, None, policy="human", noise=None, cameras=cameras, viewer=flags.viewer)
+
+
 def recorded_cameras(text: str, spec: RobotSpec) -> tuple[str, ...]:
     """Return the cameras that `--cameras` names. Raises ConfigError."""
     named = parse_cameras(text)
@@ -104,13 +144,14 @@ def recorded_cameras(text: str, spec: RobotSpec) -> tuple[str, ...]:
 
 
 def run_record(
-    config: ExperimentConfig, n_demos: int, out: str, *, policy: str, noise: float | None, cameras: tuple[str, ...],
-    keep: str = "successes", stream: DemonstrationStream | None = None, viewer: str | None = None,
-    n_envs: int = 1,
+    config: ExperimentConfig, n_demos: float, out: str | None, *, policy: str, noise: float | None,
+    cameras: tuple[str, ...], keep: str = "successes", stream: DemonstrationStream | None = None,
+    viewer: str | None = None, n_envs: int = 1,
 ) -> int:  # fmt: skip
     """Record until `out` holds `n_demos` successful episodes; an interrupted recording goes on where it stopped.
 
     Args:
+        out: None: nothing is recorded, and `n_demos` is infinite. It ends by the operator's key.
         policy: "scripted", the robot's expert; "human"; or "server", the policy server of `actor.policy`.
         noise: standard deviation of the expert's noise, rad; None: its own.
         cameras: recorded at every tick, in addition to those that a policy server is sent.
@@ -124,7 +165,9 @@ def run_record(
     KeyboardInterrupt where the operator ends it.
     """
     _check(config, policy, n_demos, noise, keep)
-    folder = Path(out).expanduser()
+    if policy == "human" and out is not None:
+        check_source(config)
+    folder = None if out is None else Path(out).expanduser()
     spec = spec_of(config)
     served = policy == "server"
     require(n_envs <= 1 or served, "n_envs",
@@ -136,8 +179,8 @@ def run_record(
     for name in cameras:
         spec.camera(name)
     check_many(config, spec, n_envs, page=viewer is not None, served=served, cameras=cameras, episodes=AHEAD)
-    seed, there = held(folder, spec.name, cameras)
-    if stream is not None:
+    seed, there = (DEMO_SEED_BASE, 0) if folder is None else held(folder, spec.name, cameras)
+    if stream is not None and folder is not None:
         stream.start(folder)
     if there >= n_demos:
         logger.info(f"{folder} already holds {plural(there, 'demonstration')}")
@@ -164,16 +207,21 @@ def run_record(
         robot.callback(env.close)
         if not served and not by_human:
             demonstrator = _expert(env, noise)
-        writer = EpisodeWriter(
-            folder, env.robot_spec, keep=lambda e: e.end.outcome in outcomes, sim=not config.robot.real
-        )
-        files_stack.enter_context(_kept_files_reported(folder, spec.name, there, n_demos))
-        files_stack.enter_context(writer)
-        device = by_human and config.actor.intervention.lower() in DEVICES
+        writer: EpisodeWriter | NothingKept = NothingKept()
+        if folder is not None:
+            writer = EpisodeWriter(
+                folder, env.robot_spec, keep=lambda e: e.end.outcome in outcomes, sim=not config.robot.real
+            )
+            files_stack.enter_context(_kept_files_reported(folder, spec.name, there, n_demos))
+            files_stack.enter_context(writer)
         console = console_of(
-            config, "record", amend=totals.amend, end=ended.set, page=page, spec=env.robot_spec, simulated=device
-        )
+            config, "teleoperate" if folder is None else "record", amend=totals.amend, end=ended.set, page=page,
+            spec=env.robot_spec,
+            simulated=folder is None or (by_human and config.actor.intervention.lower() in DEVICES),
+        )  # fmt: skip
         operator = stack.enter_context(console)
+        if operator is None and folder is None:
+            raise ConfigError("teleoperate ends by an operator's key. Start it at a terminal, or give --viewer")
         if operator is not None:
             operator.labels.notes = totals
         progress = None
@@ -192,7 +240,10 @@ def run_record(
         )  # fmt: skip
         stack.callback(recording.close)
         seen = f", with cameras {', '.join(cameras)}" if cameras else ""
-        stack.callback(lambda: logger.info(f"{folder}: {totals.summary(human=by_human)}{seen}"))
+        ends = lambda: f"{folder}: {totals.summary(human=by_human)}{seen}"  # noqa: E731
+        if folder is None:
+            ends = lambda: f"{plural(totals.attempts, 'episode')} driven, nothing recorded"  # noqa: E731
+        stack.callback(lambda: logger.info(ends()))
         recording.run(seed)
         if ended.is_set():
             raise KeyboardInterrupt
@@ -202,7 +253,7 @@ def run_record(
     return 0
 
 
-def _check(config: ExperimentConfig, policy: str, n_demos: int, noise: float | None, keep: str) -> None:
+def _check(config: ExperimentConfig, policy: str, n_demos: float, noise: float | None, keep: str) -> None:
     require(policy in ("scripted", "human", "server"), "policy", f"got {policy!r}, expected scripted, human or server")
     if (policy == "server") != bool(config.actor.policy):
         needs = "server needs the server's address. Give --config.actor.policy=openpi://HOST:PORT"
@@ -212,7 +263,6 @@ def _check(config: ExperimentConfig, policy: str, n_demos: int, noise: float | N
     require(keep in ("successes", "all"), "keep", f"got {keep!r}, expected successes or all")
     if policy == "human":
         require(noise is None, "noise", "is the expert's, and a human records. Remove it")
-        check_source(config)
     elif policy == "server":
         require(noise is None, "noise", "is the expert's, and a policy server acts. Remove it")
     else:
@@ -230,7 +280,7 @@ def _expert(env: RobotEnv, noise: float | None) -> Expert:
 
 
 @contextlib.contextmanager
-def _kept_files_reported(folder: Path, robot: str, there: int, n_demos: int) -> Iterator[None]:
+def _kept_files_reported(folder: Path, robot: str, there: int, n_demos: float) -> Iterator[None]:
     """Log what an interrupted recording leaves, once its files are written."""
     try:
         yield

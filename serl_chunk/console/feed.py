@@ -12,11 +12,12 @@ from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from serl_chunk.types import IMAGE_PREFIX, STATE, Begin, Source, Step
+from serl_chunk.types import IMAGE_PREFIX, STATE, Begin, End, Source, Step
 
 Row = TypeVar("Row")
 TICKS = 2048  # that are kept
 DECISIONS = 256
+EPISODES = 100
 _RECENT = 1.0  # seconds; a step that is stamped within them has the stamp of this machine's clock
 
 
@@ -39,6 +40,17 @@ class Planned(NamedTuple):
     tick: int  # of its observation; row i of `actions` belongs to tick + i
     actions: np.ndarray  # float32[H, A], robot units
     record: Mapping[str, np.ndarray]  # as recorded: `q`, `values` and `q_spread` where the agent has them
+
+
+class EndedEpisode(NamedTuple):
+    """An episode that has ended."""
+
+    number: int  # counts from 1 on, as in `Tick`
+    outcome: str  # as corrected last
+    by: str  # what ended it
+    ticks: int
+    human_ticks: int
+    discarded: bool = False
 
 
 class Frame(NamedTuple):
@@ -77,13 +89,31 @@ class LiveFeed:
     """Ticks, decisions and camera frames of a running control loop."""
 
     def __init__(self) -> None:
-        self.episode, self.episode_id = 0, ""
+        self.episode, self.episode_id, self.inside = 0, "", False  # `inside`: it is under way
+        self.episodes: tuple[EndedEpisode, ...] = ()  # the newest ones; a new tuple for each change
+        self._human = 0  # ticks of the episode under way
         self.ticks, self.plans = Ring[Tick](TICKS), Ring[Planned](DECISIONS)
         self.frames: dict[str, Frame] = {}  # camera -> frame; a new dictionary for each change
 
     def begin(self, begin: Begin) -> None:
         self.episode_id = begin.episode_id
         self.episode += 1
+        self.inside, self._human = True, 0
+
+    def ended(self, end: End) -> None:
+        """Note an episode's end. One without a tick leaves no row."""
+        self.inside = False
+        if end.length > 0:
+            row = EndedEpisode(self.episode, end.outcome.value, end.outcome_by, end.length, self._human)
+            self.episodes = (*self.episodes[1 - EPISODES :], row)
+
+    def correct(self, label: str) -> None:
+        """Note what the operator decided on the last episode, of `EpisodeLabels.label`."""
+        if self.episodes:
+            row = self.episodes[-1]
+            outcome = row.outcome if label in ("", "discarded", "kept") else label
+            if (new := row._replace(outcome=outcome, discarded=label == "discarded")) != row:
+                self.episodes = (*self.episodes[:-1], new)
 
     def decided(self, tick: int, actions: np.ndarray, record: Mapping[str, np.ndarray]) -> None:
         """Note a chunk float32[H, A] that was taken into the plan."""
@@ -91,6 +121,7 @@ class LiveFeed:
 
     def step(self, step: Step, frame_numbers: Mapping[str, int]) -> None:
         now = time.monotonic()
+        self._human += step.source is Source.HUMAN
         self.ticks.put(
             Tick(
                 self.episode, step.tick, step.observation[STATE], step.action, step.source, step.decision_tick,

@@ -29,14 +29,14 @@ Frames = Callable[[], Mapping[str, "Frame | SeenPicture"]]
 """Returns the newest frame of each camera, on a thread of the server."""
 
 
-def info(spec: RobotSpec, bindings: Mapping[str, Action], title: str) -> dict[str, Any]:
-    """Return what does not change while the actor runs."""
+def info(spec: RobotSpec, bindings: Mapping[str, Action], title: str, *, served: bool = False) -> dict[str, Any]:
+    """Return what does not change while the actor runs. `served`: a robot's server has the cameras."""
     buttons: dict[Action, list[str]] = {}
     for key, action in bindings.items():
         buttons.setdefault(action, []).append(key)
     arms = [f"arm {i} " for i, (low, high) in enumerate(spec.arms) for _ in range(low, high)] if spec.arms else []
     return {
-        "title": title, "hz": spec.control_hz,
+        "title": title, "hz": spec.control_hz, "served": served,
         "low": _rounded(spec.action_low), "high": _rounded(spec.action_high),
         "names": [f"{arms[i] if i < len(arms) else ''}action {i}" for i in range(spec.action_dim)],
         "keys": {key: action.value for key, action in bindings.items()},
@@ -78,6 +78,7 @@ class Cursor:
         self._feed, self._frames = feed, frames
         self._joints = np.array(spec.joint_of_action, int)
         self._tick = self._plan = 0
+        self._episodes: object = None  # that were sent
 
     def news(self, state: ConsoleState) -> dict[str, Any]:
         """Return new ticks and decisions, and the moments of the cameras' newest frames."""
@@ -89,13 +90,16 @@ class Cursor:
         self._plan = plans[-1][0] + 1 if plans else self._plan
         reported = dict(state.cameras)  # by the actor, which knows when a robot's cameras took them
         frames, now = self._frames(), time.monotonic()
+        episodes, sent = feed.episodes, self._episodes
+        self._episodes = episodes
         return {
-            "now": now, "episode": feed.episode_id,
+            "now": now, "episode": feed.episode_id, "inside": feed.inside,
+            "episodes": None if episodes is sent else [list(row) for row in episodes],
             "ticks": [self._tick_json(row) for _, row in ticks],
             "plans": [_plan_json(row) for _, row in plans],
             "cameras": [
                 {"name": name, "count": f.serial, "moment": min(f.moment, now - reported.get(name, 0.0)),
-                 "height": f.image.shape[0], "width": f.image.shape[1]}
+                 "height": f.image.shape[0], "width": f.image.shape[1], "view": getattr(f, "view", None)}
                 for name, f in frames.items()
             ],
         }  # fmt: skip

@@ -69,7 +69,7 @@ class LivePage(LocalServer):
         self.operator, self.feed, self.spec, self.cameras = operator, feed, spec, cameras
         self.viewers = Viewers(operator, bind_keys() if keys is None else keys)
         self.pictures = Pictures(self.frames)
-        self.info = info(spec, self.viewers.bindings, title)
+        self.info = info(spec, self.viewers.bindings, title, served=cameras is not None)
         self._thread = threading.Thread(
             target=self.serve_forever, kwargs={"poll_interval": 0.2}, name="live page", daemon=True
         )

@@ -34,7 +34,7 @@ class EpisodeLabels:
         self._amend = amend
         self.outcome: Outcome | None = None  # of the episode under way
         self.notes: DiscardNotes | None = None  # None: a discard that was not sent is lost where the process is killed
-        self._shown, self._noting = "", False  # of the last one; whether that was noted
+        self.label, self._noting = "", False  # outcome of the last one, "discarded" or "kept"; whether that was noted
         self.repeats = False  # the next one is to begin from the start state of the last one
         self.asked = False  # the last one waits for a label
         self._discarded = False  # the episode under way
@@ -47,7 +47,7 @@ class EpisodeLabels:
     def shown(self) -> str:
         """The last episode's outcome, or what became of it, for the console."""
         waits = self._noting and self.notes is not None and not self.notes.discard_noted
-        return f"{self._shown}, not on disk yet" if waits else self._shown
+        return f"{self.label}, not on disk yet" if waits else self.label
 
     @property
     def discards_last(self) -> bool:
@@ -119,7 +119,7 @@ class EpisodeLabels:
             self._note("")
 
     def _show(self, text: str, *, noted: bool = False) -> None:
-        self._shown, self._noting = text, noted
+        self.label, self._noting = text, noted
 
     def _note(self, episode_id: str) -> None:
         if self.notes is not None:

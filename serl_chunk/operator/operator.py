@@ -341,6 +341,8 @@ class Operator(LoopOperator):
         if end.length > 0:  # else nothing is recorded of it
             self.labels.ended(end)
             self._figures.ended(end, self._now())
+        if self.feed is not None:
+            self.feed.ended(end)
 
     def _correct(self, amend: Amend) -> None:
         self._figures.corrected(amend)
@@ -488,6 +490,8 @@ class Operator(LoopOperator):
         if not changed and now - last.shown_at < SHOW_SECONDS:
             return
         last.shown_at = now
+        if self.feed is not None:
+            self.feed.correct(self.labels.label)
         question = f"park? {self._inputs.named(Action.YES)} confirms, any other key cancels"
         question = question if self._parking.asks(now) else ""
         begun, described = self._inputs.question(now), self.actor.describe()

@@ -18,6 +18,7 @@ from serl_chunk.actor.clock import Clock
 from serl_chunk.actor.episode import EpisodeRunner
 from serl_chunk.actor.inference import while_polling
 from serl_chunk.actor.policy import Policy, no_stop
+from serl_chunk.actor.recorder import NullSink
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import require
 from serl_chunk.config.operator import DEVICES
@@ -175,10 +176,15 @@ def write_with_room(
             return
 
 
+def lets_human_in(config: ExperimentConfig) -> bool:
+    """Return whether a human can act on the robot of `config`."""
+    # An environment of the user's own may let a human in (`info["intervene_action"]`), which shows only as it runs.
+    return config.actor.intervention != "none" or isinstance(config.robot, GymConfig)
+
+
 def check_source(config: ExperimentConfig) -> None:
     """Raise ConfigError unless a human can act on the robot of `config`."""
-    # An environment of the user's own may let a human in (`info["intervene_action"]`), which shows only as it runs.
-    require(config.actor.intervention != "none" or isinstance(config.robot, GymConfig), "actor.intervention",
+    require(lets_human_in(config), "actor.intervention",
         f"--policy=human has no one to record (got none, expected {', '.join(DEVICES)}, scripted or a file). Give "
         "--config.actor.intervention=spacemouse, or another device (docs/operator.md)")  # fmt: skip
 
@@ -189,6 +195,16 @@ def open_human(config: ExperimentConfig, env: RobotEnv, attempts: int) -> Interv
     if isinstance(source, ReplayedIntervention):
         source.begin_at(attempts)
     return source
+
+
+class NothingKept(NullSink):
+    """Stands in for the writer of a recording that records nothing."""
+
+    written: Sequence[Path] = ()
+
+    def flush(self) -> None: ...
+
+    def again(self) -> None: ...
 
 
 class _Kept(NamedTuple):
@@ -297,7 +313,8 @@ def _set_aside(file: Path) -> Path | None:
 class Recording:
     """Records episodes until a folder holds enough demonstrations; those of a human from the first motion on.
 
-    A simulator under a device runs at the robot's rate, any other one as fast as it can.
+    A simulator under a device runs at the robot's rate, any other one as fast as it can. With `NothingKept` the
+    operator drives the robot in the same way, for as long as they want, and a simulator runs at its rate.
 
     Args:
         demonstrator: the robot's script, or a policy; None: a human demonstrates.
@@ -314,8 +331,8 @@ class Recording:
 
     def __init__(
         self, env: RobotEnv, demonstrator: Expert | Policy | None, source: InterventionSource | None,
-        writer: EpisodeWriter, totals: RecordingTotals,
-        *, config: ExperimentConfig, cameras: tuple[str, ...], number: int, there: int,
+        writer: EpisodeWriter | NothingKept, totals: RecordingTotals,
+        *, config: ExperimentConfig, cameras: tuple[str, ...], number: float, there: int,
         operator: Operator | None = None, stop: Callable[[], str | None] = no_stop, clock: Clock | None = None,
         progress: Callable[[int], object] | None = None, stream: DemonstrationStream | None = None,
         others: Sequence[tuple[RobotEnv, Policy]] = (),
@@ -329,7 +346,8 @@ class Recording:
         self._stream, self._unsent = stream, list[Path]()
         self._tries: dict[int, int] = {}  # by start state
         self._sink = DemonstrationSink(writer) if demonstrator is None else None
-        by_device = demonstrator is None and config.actor.intervention.lower() in DEVICES
+        self._keeps = not isinstance(writer, NothingKept)
+        by_device = demonstrator is None and (config.actor.intervention.lower() in DEVICES or not self._keeps)
         self._runner: EpisodeRunner | EpisodesAhead
         if others:
             assert isinstance(demonstrator, Policy)
@@ -353,7 +371,7 @@ class Recording:
         return f"demo-{self._spec.name}-{seed:06d}"
 
     @property
-    def missing(self) -> int:
+    def missing(self) -> float:
         return self._number - self._there - len(self.totals.successes)
 
     def run(self, seed: int) -> None:
@@ -426,7 +444,10 @@ class Recording:
             f"{failed} of {attempts} episodes were no success (got {source!r}); giving up")  # fmt: skip
 
     def _described(self) -> dict[str, object]:
-        done, totals = self._number - self.missing, self.totals
+        done, totals = self._there + len(self.totals.successes), self.totals
+        if not self._keeps:
+            driven = f"nothing is recorded: {plural(totals.attempts, 'episode')} driven"
+            return {"progress": driven, "rate_target": self._spec.control_hz}
         number = f"demonstration {min(done + 1, self._number)} of {self._number}"
         failures = f", {plural(totals.failures, 'failure')} kept" if totals.failures else ""
         return {
@@ -436,8 +457,9 @@ class Recording:
 
     def _line(self, demonstration: Demonstration, files: Sequence[Path]) -> str:
         length, human, idle, outcome, by = demonstration
+        kept = "not kept" if self._keeps else f"episode {self.totals.attempts}"
         if not length:
-            return f"not kept: the human did not move the robot in {plural(idle, 'tick')}"
+            return f"{kept}: the human did not move the robot in {plural(idle, 'tick')}"
         figures = f"{plural(length, 'tick')}, {length * self._spec.dt:.1f} s"
         if self._sink is not None:
             figures += f", human {100 * human / length:.0f} %"
@@ -449,7 +471,7 @@ class Recording:
                 ended = "discarded"
             elif self._operator is not None and self._operator.labels.repeats:
                 ended = "to be repeated"
-            return f"not kept: {figures}, {ended}"
+            return f"{kept}: {figures}, {ended}"
         if outcome is Outcome.FAILURE:
             return f"failure kept: {figures}, by {by} ({files[0].name})"
         number = f"demonstration {self._number - self.missing} of {self._number}"

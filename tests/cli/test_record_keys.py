@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import shutil
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,7 +11,7 @@ from typing import NamedTuple
 import pytest
 from actor_helpers import HumanOnTicks, make_config
 from full_disk import full_disk
-from operator_script import ACTING, Desk, Press, Waiting
+from operator_script import ACTING, USUAL, Desk, Press, Waiting
 
 from serl_chunk.cli import record
 from serl_chunk.cli.record import run_record
@@ -36,14 +38,15 @@ class Lab:
         self.folder, self._patch = folder, monkeypatch
         self.env = Waiting(length=400)
 
-    def record(self, script, n=2, *, keep="successes", policy="human", ready="") -> int:
+    def record(self, script, n=2, *, keep="successes", policy="human", out=True, **options) -> int:
         desks: list[Desk] = []
         self._patch.setattr(record, "make_env", lambda robot: self.env)
         self._patch.setattr(record, "spec_of", lambda config: self.env.robot_spec)
         self._patch.setattr(record, "open_human", lambda *a: HumanOnTicks(frozenset(range(1000))))
-        self._patch.setattr(record, "console_of", Desk.opening(script, desks, ready=ready))
+        self._patch.setattr(record, "console_of", Desk.opening(script, desks, **options))
         try:
-            return run_record(make_config(), n, str(self.folder), policy=policy, noise=None, cameras=(), keep=keep)
+            folder = str(self.folder) if out else None
+            return run_record(make_config(), n, folder, policy=policy, noise=None, cameras=(), keep=keep)
         except KeyboardInterrupt:
             return 130
         finally:
@@ -123,6 +126,40 @@ def test_each_key_with_an_effect(lab, state, action):
     status = lab.record([*BEFORE[state], Press(action, words)], ready="first" if state == "WAITING" else "")
     assert lab.desk.console.script == []
     assert Left(lab.kept(), lab.env.seeds, lab.desk.sent, len(lab.aside()), status) == TABLE[state][action]
+
+
+class Commanded(Waiting):
+    """Waiting, with the commands that it got."""
+
+    def __init__(self) -> None:
+        super().__init__(length=400)
+        self.commands: list[list[float]] = []
+
+    def step(self, action):
+        self.commands.append(action.tolist())
+        return super().step(action)
+
+
+ENDING = {**USUAL, ActorState.HUMAN: [*[Press(Action.SUCCESS, after=7)] * 3, Press(Action.QUIT)]}
+
+
+@pytest.mark.parametrize(("state", "action"), [(s, a) for s, table in TABLE.items() for a in table])
+def test_teleoperation_follows_each_key_as_a_recording_does_and_keeps_nothing(lab, state, action, caplog):
+    caplog.set_level("INFO", "serl_chunk")
+    done = []
+    for out, n in ((True, 99), (False, math.inf)):
+        lab.env = Commanded()
+        words = ACTING if state == "ACTING" else (ActorState(state),)
+        script = [*BEFORE[state], Press(action, words)]
+        status = lab.record(script, n, out=out, usual=ENDING, ready="first" if state == "WAITING" else "")
+        assert lab.desk.console.script == []
+        done.append((status, lab.env.seeds, lab.desk.sent, lab.desk.words(), lab.env.commands))
+        if out:
+            shutil.rmtree(lab.folder)
+    recorded, driven = done
+    assert driven == recorded
+    assert not lab.folder.exists()
+    assert "driven, nothing recorded" in caplog.text
 
 
 HOLD, RESET = (ActorState.HOLD,), (ActorState.RESET,)

@@ -8,9 +8,12 @@ const JOINT_SECONDS = 2; // that those of joints show, so that a chunk is seen
 const SILENCE = 1000; // ms without an event after which what is shown is old
 const WAITED = 1000; // ms that a key may wait for the one before it
 const CONFIRMS = 500; // ms for the actor to answer a stop
+const LISTED = 8; // episodes, the newest first
+const AVERAGED = 20; // over which success is
+const CLICK = 5; // pixels that a pointer may move in one
 const state = {
   info: null, event: null, at: 0, ended: false, control: null, word: "",
-  ticks: [], plans: new Map(), plan: null, cameras: new Map(), rang: "", unanswered: false,
+  ticks: [], plans: new Map(), plan: null, cameras: new Map(), episodes: [], rang: "", unanswered: false,
 };
 
 function element(tag, attributes = {}, ...content) {
@@ -234,15 +237,8 @@ function ring(shown) {
 
 function showCameras(event) {
   for (const camera of event.cameras) {
-    let shown = state.cameras.get(camera.name);
-    if (!shown) {
-      const picture = element("img", { alt: `camera ${camera.name}`, width: camera.width, height: camera.height });
-      picture.style.width = "auto";
-      const caption = element("figcaption");
-      at("cameras").append(element("figure", {}, picture, caption));
-      shown = { picture, caption, count: 0, moment: 0, loading: false };
-      state.cameras.set(camera.name, shown);
-    }
+    const shown = state.cameras.get(camera.name) || addCamera(camera);
+    shown.camera = camera;
     if (camera.count !== shown.count && !shown.loading) {
       shown.loading = true;
       const { count, moment } = camera;
@@ -255,9 +251,95 @@ function showCameras(event) {
       next.src = `picture/${encodeURIComponent(camera.name)}/${count}`;
     }
     const age = shown.count ? event.now - (shown.count === camera.count ? camera.moment : shown.moment) : null;
-    setText(shown.caption, `${camera.name}: ${age === null ? "no picture yet" : `${age.toFixed(2)} s old`}`);
-    shown.caption.className = age === null || age > state.info.old ? "old" : "";
+    const resting = !event.inside && !state.info.served; // only the control loop reads it
+    const told = resting ? "not read now" : age === null ? "no picture yet" : `${age.toFixed(2)} s old`;
+    setText(shown.caption, `${camera.name}: ${told}`);
+    shown.caption.className = !resting && (age === null || age > state.info.old) ? "old" : "";
+    shown.figure.classList.toggle("resting", resting);
   }
+}
+
+function addCamera(camera) {
+  const picture = element("img", {
+    alt: `camera ${camera.name}`, width: camera.width, height: camera.height, draggable: "false",
+    title: "click: larger or smaller; drag: a crop",
+  });
+  const box = element("i", { hidden: "" }), code = element("code"), caption = element("figcaption");
+  const frame = element("div", { class: "picture" }, picture, box), figure = element("figure", {}, frame, caption, code);
+  figure.style.setProperty("--ratio", camera.width / camera.height);
+  at("cameras").append(figure);
+  const shown = { figure, picture, caption, camera, count: 0, moment: 0, loading: false };
+  state.cameras.set(camera.name, shown);
+  let from = null, cropped = false; // where it was pressed, and whether there was a crop then
+  const draw = ({ clientX, clientY }) => {
+    const { left, top, width, height } = picture.getBoundingClientRect(), share = (v) => Math.min(1, Math.max(0, v));
+    const xs = [from.clientX, clientX].map((x) => share((x - left) / width)).sort((a, b) => a - b);
+    const ys = [from.clientY, clientY].map((y) => share((y - top) / height)).sort((a, b) => a - b);
+    const clicked = Math.hypot(clientX - from.clientX, clientY - from.clientY) < CLICK;
+    box.hidden = clicked;
+    setText(code, clicked ? "" : cropLine(shown.camera, [xs[0], ys[0], xs[1], ys[1]]));
+    const percent = (values) => values.map((v) => `${100 * v}%`);
+    [box.style.left, box.style.top, box.style.right, box.style.bottom] = percent([xs[0], ys[0], 1 - xs[1], 1 - ys[1]]);
+    return clicked;
+  };
+  frame.addEventListener("pointerdown", (event) => {
+    if (event.button !== 0) return;
+    event.preventDefault();
+    frame.setPointerCapture(event.pointerId);
+    [from, cropped] = [event, !box.hidden];
+  });
+  frame.addEventListener("pointermove", (event) => from && draw(event));
+  frame.addEventListener("pointerup", (event) => {
+    if (from && draw(event) && !cropped) figure.classList.toggle("zoomed");
+    from = null;
+  });
+  frame.addEventListener("pointercancel", () => (from = null));
+  return shown;
+}
+
+function cropOf({ view, width, height }, [x0, y0, x1, y1]) {
+  // The corners, as shares of the picture, in pixels of the device: before it was mirrored, turned and cut.
+  const [x, y, w, h, rotate, flip] = view || [0, 0, width, height, 0, ""];
+  if (flip === "horizontal") [x0, x1] = [1 - x1, 1 - x0];
+  if (flip === "vertical") [y0, y1] = [1 - y1, 1 - y0];
+  for (let turned = 0; turned < rotate; turned += 90) [x0, y0, x1, y1] = [y0, 1 - x1, y1, 1 - x0];
+  const left = Math.min(Math.round(x0 * w), w - 1), top = Math.min(Math.round(y0 * h), h - 1);
+  return [x + left, y + top, Math.max(1, Math.round(x1 * w) - left), Math.max(1, Math.round(y1 * h) - top)];
+}
+
+function cropLine(camera, corners) {
+  const [x, y, width, height] = cropOf(camera, corners);
+  if (!state.info.served) return `img[${y}:${y + height}, ${x}:${x + width}]`; // as HIL-SERL's IMAGE_CROP
+  return camera.view ? `crop = [${x}, ${y}, ${width}, ${height}]` : "its robot server does not report its crop";
+}
+
+// ---- episodes
+
+function showEpisodes() {
+  at("episodes").replaceChildren(
+    ...state.episodes.slice(-LISTED).reverse().map(([number, outcome, by, ticks, human, discarded]) =>
+      element("tr", {}, ...[number, `${outcome} by ${by}`, `${(ticks / state.info.hz).toFixed(1)} s`,
+        `human ${Math.round((100 * human) / ticks)} %`].map((text, i) =>
+        element("td", { class: i === 1 ? (discarded ? "discarded" : outcome) : "" }, text))),
+    ),
+  );
+}
+
+function drawHistory(colours) {
+  const { draw, width, height } = canvas("history"), kept = state.episodes.filter((row) => !row[5]);
+  const success = kept.map((row) => row[1] === "success"), bar = width / Math.max(kept.length, AVERAGED);
+  const shares = success.map((_, i) => {
+    const last = success.slice(Math.max(0, i + 1 - AVERAGED), i + 1);
+    return last.filter(Boolean).length / last.length;
+  });
+  draw.globalAlpha = 0.35;
+  kept.forEach(([, outcome], i) => {
+    draw.fillStyle = { success: colours.plan, failure: colours.bad }[outcome] || colours.soft;
+    draw.fillRect(i * bar, 0, bar - 1, height);
+  });
+  draw.globalAlpha = 1;
+  line(draw, shares.map((v, i) => [(i + 0.5) * bar, 2 + (1 - v) * (height - 4)]), colours.state, 2);
+  setText(at("success"), kept.length ? `${Math.round(100 * shares.at(-1))} % of ${Math.min(kept.length, AVERAGED)}` : "-");
 }
 
 // ---- plots
@@ -383,10 +465,11 @@ function drawJoints(colours) {
 }
 
 function drawPlots() {
-  const names = ["state", "action", "plan", "human", "hold", "scripted", "soft"];
+  const names = ["state", "action", "plan", "human", "hold", "scripted", "soft", "bad"];
   const colours = Object.fromEntries(names.map((name) => [name, colour(name)]));
   drawQ(colours);
   drawJoints(colours);
+  drawHistory(colours);
 }
 
 // ---- events
@@ -398,6 +481,10 @@ function connect() {
     state.event = event;
     state.at = performance.now();
     take(event);
+    if (event.episodes) {
+      state.episodes = event.episodes;
+      showEpisodes();
+    }
     showState(event.state);
     showControl(event.control);
     showCameras(event);

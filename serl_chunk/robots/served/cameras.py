@@ -143,6 +143,7 @@ class SeenPicture(NamedTuple):
     image: np.ndarray  # uint8[H, W, 3], RGB, read-only
     serial: int  # differs from that of every other picture of the camera
     moment: float  # monotonic seconds of this machine when the first of equal pictures was taken
+    view: Sequence[int | str] | None = None  # x, y, width, height, rotate, flip of its table; None: not known
 
 
 class ServedPictures:
@@ -180,11 +181,12 @@ class ServedPictures:
                 return {}
             self._client = connect(self._config, self._name)
         client, found = self._client, {}
-        cameras = client.cameras()
+        cameras, views = client.cameras(), client.views()
         client.newest_state()  # its messages carry the server's clock
         for name, *_ in cameras:
             picture = client.newest_picture(name)
             age = client.server_time() - picture.changed if picture is not None else np.nan
             if picture is not None and np.isfinite(age):
-                found[name] = SeenPicture(picture.image, picture.number, time.monotonic() - max(0.0, age))
+                moment = time.monotonic() - max(0.0, age)
+                found[name] = SeenPicture(picture.image, picture.number, moment, views.get(name))
         return found

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections import deque
 from pathlib import Path
-from typing import Any, Deque, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Deque, Dict, List, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
 import zmq
@@ -289,6 +289,10 @@ class RobotClient:
         """Return name, height, width and port of the server's cameras, as of the last hello. Raises RobotError."""
         listed = (self._greeting or self.hello()).get("cameras", [])  # none of a server that has no such field
         return [(str(name), int(height), int(width), int(port)) for name, height, width, port in listed]
+
+    def views(self) -> Dict[str, List[Union[int, str]]]:
+        """Return x, y, width, height, rotate and flip of cameras' views, as of the last hello. Raises RobotError."""
+        return dict((self._greeting or self.hello()).get("views", {}))  # none of a server that has no such field
 
     def newest_picture(self, camera: str) -> Optional[Picture]:
         """Return the newest picture of a camera, perhaps the last one again; None before the first. Never waits.

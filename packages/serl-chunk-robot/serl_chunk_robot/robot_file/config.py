@@ -48,6 +48,7 @@ class CameraFile(NamedTuple):
     view: View = View()
     latency: float = 0.0  # s by which the camera's stamps are late
     of: str = ""  # the table whose device it is another view of; empty: it has its own
+    part: Tuple[int, int, int, int] = (0, 0, 0, 0)  # that it shows of the device's pictures, as `View.crop`
 
 
 class DeviceFile(NamedTuple):
@@ -220,7 +221,8 @@ def _read_cameras(table: Table, port: int) -> Tuple[CameraFile, ...]:
         if not max(size.height, size.width) <= MAX_SIDE:
             raise each.wrong("resize", f"a height and a width up to {MAX_SIDE} pixels")
         latency = ranged(each, "latency", 0.0, "camera.latency")
-        found[name] = CameraFile(name, source, size, port + FRAMES_PORT + k, view, latency, of)
+        part = view.crop or (0, 0, spec.width, spec.height)
+        found[name] = CameraFile(name, source, size, port + FRAMES_PORT + k, view, latency, of, part)
     return tuple(found.values())
 
 

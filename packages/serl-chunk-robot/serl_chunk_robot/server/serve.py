@@ -63,7 +63,7 @@ def serve(path: Path, driver: str = "") -> None:
             robot, gate, measured=measured, profiles=file.profiles, profile=file.start, motions=Motions(file, robot),
             door=door, cameras=[(c.name, c.spec.height, c.spec.width, c.port) for c in file.cameras],
             devices=[(d.name, d.port, d.arm) for d in file.devices], drives=drives, park=file.park, history=history,
-            needs_go=file.needs_go,
+            needs_go=file.needs_go, views={c.name: [*c.part, c.view.rotate, c.view.flip] for c in file.cameras},
         )  # fmt: skip
         where = file.host, file.keys, server.run_id
         children = [

@@ -11,7 +11,7 @@ import logging
 import uuid
 from collections import Counter, deque
 from time import monotonic, sleep
-from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -132,6 +132,7 @@ class RobotServer:
             profile's limits. What it raises refuses the request: ConfigError, TypeError, ValueError, KeyError.
         door: where requests come from, and replies and states go.
         cameras: name, height, width and port of each, for clients. Other processes publish their frames.
+        views: camera -> the part of its device's pictures that it shows, and how it is turned and mirrored.
         devices: name, port and first arm of each input device; the same of their readings.
         drives: of leaders among them; None: none can be driven.
         needs_go: False: a clear alone lets a controller move the robot. For simulated robots.
@@ -145,13 +146,15 @@ class RobotServer:
         clock: Callable[[], float] = monotonic, cameras: Sequence[Tuple[str, int, int, int]] = (),
         devices: Sequence[Tuple[str, int, int]] = (), drives: Optional[Drives] = None, needs_go: bool = True,
         park: Optional[np.ndarray] = None, history: Optional[History] = None,
+        views: Mapping[str, Sequence[Union[int, str]]] = {},
     ) -> None:  # fmt: skip
         spec, self._clock = driver.spec(), clock
         self._gate, self._profiles, self._profile = gate, profiles, profiles[profile]
         self._motions, self._drives, self._park = motions, drives or Drives(), park
         self._history = history or History(None)
         streams = {"cameras": [list(each) for each in cameras], "devices": [list(each) for each in devices]}
-        self._greeting: Dict[str, Any] = {"robot": spec.name, "spec": spec._asdict(), **streams}
+        shown = {camera: list(view) for camera, view in views.items()}
+        self._greeting: Dict[str, Any] = {"robot": spec.name, "spec": spec._asdict(), "views": shown, **streams}
         self.loop = RobotLoop(
             driver, gate, measured=measured, tick=spec.tick, on_transition=self._transition, needs_go=needs_go,
             clock=boot_time if clock is monotonic else clock,

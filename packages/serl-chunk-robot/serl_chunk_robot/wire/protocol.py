@@ -35,8 +35,9 @@ operator at the key press, or which the program read last. Each transition raise
 motion and of braking and a release of a robot that stands.
 
 A reply is {"id", "ok", "error" (a sentence, empty if ok), "generation", "state", "word", "moment", "run", "greet"}, for
-hello with {"robot", "profiles", "spec", "cameras" (name, height, width, port of each), "devices" (name, port, first arm
-of each, -1: the next one)}, for a motion with {"draws", "motion" (its number)}.
+hello with {"robot", "profiles", "spec", "cameras" (name, height, width, port of each), "views" (camera -> x, y, width,
+height, rotate, flip, of its table), "devices" (name, port, first arm of each, -1: the next one)}, for a motion with
+{"draws", "motion" (its number)}.
 "run" names the server's process; "greet" is true for a connection that has to send hello first. A command without "id"
 has no reply: the state's "number" is that of the newest one taken, and "counts" has the rejected ones by reason.
 
