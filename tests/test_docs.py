@@ -64,7 +64,9 @@ DEEPER = {  # module of serl_chunk -> what of it a command line starts once it h
     "cli.evaluation": "run_evaluation", "cli.actor": "run_training_actor", "cli.record": "run_record",
     "runs.report.report": "build_report", "cli.doctor.doctor": "run_doctor", "cli.serve": "run_serve",
 }  # fmt: skip
-TO_THERE = {"config", "new", "experiments", "presets", "report", "record", "serve", "doctor"}  # commands; others stop
+TO_THERE = {  # commands; others stop
+    "config", "new", "experiments", "presets", "report", "record", "teleoperate", "serve", "doctor",
+}  # fmt: skip
 STUBBED = [(name, function) for name, functions in DEEPER.items() for function in functions.split()] + [
     (f"cli.{command.module}", f"{word_of(name)}_command")
     for name, command in COMMANDS.items()

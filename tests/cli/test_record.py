@@ -196,6 +196,17 @@ def test_a_file_that_cannot_be_renamed_does_not_end_the_control_loop(tmp_path, c
     assert "episode_0.hdf5 cannot be renamed (No such file or directory)" in caplog.text
 
 
+@pytest.mark.parametrize(("device", "ready"), [("none", "each"), ("spacemouse", "first")])
+def test_a_robot_that_is_only_looked_at_waits_after_each_reset(monkeypatch, device, ready):
+    calls = []
+    monkeypatch.setattr(record, "run_record", lambda *a, **k: calls.append((a, k)) or 0)
+    aloha = ["--exp_name", "aloha", "--config.robot.server=pc", f"--config.actor.intervention={device}"]
+    assert main(["teleoperate", *aloha, "--viewer", "0"]) == 0
+    [((config, number, out), how)] = calls
+    assert (config.operator.ready, number, out) == (ready, float("inf"), None)
+    assert how["cameras"] == tuple(c.name for c in record.spec_of(config).cameras)
+
+
 @pytest.mark.parametrize("command", ["evaluation", "record"])
 def test_the_robot_is_closed_before_the_network(command, monkeypatch, tmp_path):
     pytest.importorskip("websockets")

@@ -316,12 +316,14 @@ SERVE = "import sys; from serl_chunk_robot.main import main; sys.exit(main(['ser
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_no_process_of_a_camera_outlives_its_server(tmp_path, number):
-    path = robot_file(tmp_path, 'driver = "fake"\nheight = 12\nwidth = 16')
+    view = 'crop = [4, 2, 8, 10]\nrotate = 90\nflip = "vertical"'
+    path = robot_file(tmp_path, f'driver = "fake"\nheight = 12\nwidth = 16\n{view}')
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
     server = subprocess.Popen([sys.executable, "-c", SERVE, str(path)], stderr=subprocess.DEVNULL, env=environment)
     try:
         with RobotClient(f"{HERE}:{load(path).port}", name="a", answer=60.0) as client:
             assert [name for name, *_ in client.cameras()] == ["c0"]
+            assert client.views() == {"c0": [4, 2, 8, 10, 90, "vertical"]}
             wait(lambda: client.newest_picture("c0") is not None, 60)
         listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(server.pid)], capture_output=True, check=False)
         pids = [*map(int, listed.stdout.split())]
