@@ -56,6 +56,6 @@ def test_all_numbers_are_sampled_and_trained_leaves_alone_are_kept(rule, samplin
     assert float(metrics["actor/grad_norm"]) > 0
     assert same(frozen, base)
     assert not same(before, state.policy)
-    trained = {path for path in tree.leaves(model) if agent.net.partition.trains(path)}
+    trained = {path for path in tree.leaves(model) if tree.trains(model, path)}
     for kept in (state.policy, agent.policy_params(state)["policy"], *([state.reference] if agent.refers else [])):
         assert set(tree.flat(kept["pi0"])) == trained < set(tree.leaves(model))
