@@ -8,11 +8,12 @@ import dataclasses
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple, Protocol
 
@@ -29,10 +30,9 @@ LAST_LINES = 20  # of a job's output
 STALE_S = 30.0  # seconds without a sign of life after which a job of files is lost
 POLL_S = 0.2
 STOP, DRAINED = "stop", "drain"  # requests
-# Linux ends the child with its parent, so that a worker that was killed leaves no orphan.
 _TIED = (
-    "import ctypes,os,sys;ctypes.CDLL(None).prctl(1,9);os.getppid()==int(sys.argv[1]) or sys.exit(1);"
-    "os.execv(sys.argv[2],sys.argv[2:])"
+    "import ctypes,os,sys;ctypes.CDLL(None).prctl(1,int(sys.argv[1]));os.getppid()==int(sys.argv[2]) or sys.exit(1);"
+    "os.execvp(sys.argv[3],sys.argv[3:])"
 )
 
 
@@ -58,7 +58,8 @@ class JobStatus(NamedTuple):
 
     @property
     def ended(self) -> bool:
-        return self.state in ("stopped", "done", "failed", "lost")
+        """Whether no process of it is left. One that is lost may run on."""
+        return self.state in ("stopped", "done", "failed")
 
 
 class Engine(Protocol):
@@ -91,14 +92,25 @@ def back_off(crashes: Sequence[float], status: int, limit: int, now: float) -> t
     return BACK_OFF * 2 ** len(recent), [*recent, now]
 
 
+def tied(command: Sequence[str], number: int) -> list[str]:
+    """Return the command of a child that Linux ends by a signal with the thread that starts it: it leaves no orphan."""
+    own = [sys.executable, "-SEc", _TIED, str(number), str(os.getpid())] if sys.platform == "linux" else []
+    return [*own, *command]
+
+
 class Worker:
     """Runs a job's command as a child that dies with this process, and restarts it where it crashes.
 
     Any thread may call its methods. Engines for whole clusters put one of these on a node.
+
+    Args:
+        over: returns the state in which the job ended in another process, or is to end; empty: none.
+        note_end: receives the state in which it ends here.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, over: Callable[[], str] = str, note_end: Callable[[str], object] = str) -> None:
         self._job, self._lines = job, collections.deque[str](maxlen=LAST_LINES)
+        self._over, self._note_end = over, note_end
         self._status = JobStatus(job.name, "running")
         self._process: subprocess.Popen[bytes] | None = None
         self._stopping, self._kill_at = threading.Event(), float("inf")
@@ -126,6 +138,8 @@ class Worker:
 
     def _set(self, state: str, detail: str = "") -> None:
         self._status = self._status._replace(state=state, detail=detail)
+        if self._status.ended:
+            self._note_end(state)
 
     def _run(self) -> None:
         crashes: list[float] = []
@@ -142,16 +156,14 @@ class Worker:
             if self._stopping.wait(wait):
                 break
             self._status = self._status._replace(restarts=self._status.restarts + 1)
-        self._set("stopped")
+        self._set(self._over() or "stopped")
 
     def _run_once(self) -> int | None:
         """Run the child to its end; returns its exit status, None where it was to be stopped before."""
         with self._lock:
-            if self._stopping.is_set():
+            if self._stopping.is_set() or self._over():
                 return None
-            command = [*(self._job.program or PROGRAM), *self._job.arguments]
-            if sys.platform == "linux":
-                command = [sys.executable, "-SEc", _TIED, str(os.getpid()), *command]
+            command = tied([*(self._job.program or PROGRAM), *self._job.arguments], signal.SIGKILL)
             folder = self._job.folder if os.path.isdir(self._job.folder) else None
             with keeping_drain():
                 process = self._process = subprocess.Popen(
@@ -193,18 +205,22 @@ class JobFiles:
 
     def write(self, status: JobStatus) -> None:
         with contextlib.suppress(OSError):  # a full disk ends no job
-            atomic_write(self.folder / f"{status.name}.state", json.dumps(status))
+            atomic_write(self.folder / f"{status.name}.state", json.dumps([*status, socket.gethostname()]))
 
     def status(self) -> list[JobStatus]:
         """Return the states, `lost` where a job that runs gave no sign of life. A waiting one gives none."""
         found = []
-        for file in sorted(self.folder.glob("*.state"), key=lambda f: (len(f.name), f.name)):
+        # Not what `atomic_write` has under way, whose names begin with a dot.
+        for file in sorted(self.folder.glob("[!.]*.state"), key=lambda f: (len(f.name), f.name)):
             with contextlib.suppress(OSError, ValueError, TypeError):
-                name, state, detail, restarts, statuses, lines = json.loads(file.read_text())
+                name, state, detail, restarts, statuses, lines, host = json.loads(file.read_text())
                 status = JobStatus(name, state, detail, restarts, tuple(statuses), tuple(lines))
                 silent = time.time() - file.stat().st_mtime
                 if silent > STALE_S and not status.ended and state != "waiting":
-                    status = status._replace(state="lost", detail=f"no sign of life for {silent:.0f} s")
+                    detail = (
+                        f"no sign of life for {STALE_S:g} s: check {host} ({detail}), and if it ended remove {file}"
+                    )
+                    status = status._replace(state="lost", detail=detail)
                 found.append(status)
         return found
 
@@ -223,7 +239,7 @@ class JobFiles:
         """Keep the state of a worker, and pass requests to it, until its end; returns its last state."""
         requested = ""
         while not worker.wait(POLL_S):
-            if (newest := self.requested(name)) != requested:
+            if (newest := self.requested(name)) and newest != requested:
                 requested = newest
                 worker.stop(drain=requested == DRAINED)
             self.write(worker.status())

@@ -97,7 +97,7 @@ def run_jobs(
         return fleet.watch()
     finally:
         fleet.kill()
-        fleet.write_states()
+        fleet.write_states(over=True)
         relay.close(OUTPUT_GRACE)
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -145,8 +145,9 @@ class _Fleet:
         # A terminal's Ctrl-C would reach the whole foreground group in addition to the parent's signal.
         with keeping_drain():
             process = subprocess.Popen(
-                command, env=environment, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-            )
+                engines.tied(command, signal.SIGTERM), env=environment, start_new_session=True,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            )  # fmt: skip
         self._children[name] = _Child(command, cores, process, restarts, restarted)
         assert process.stdout is not None
         self._relay.follow(name, process.stdout)
@@ -199,21 +200,29 @@ class _Fleet:
         return all(child.process.poll() == 0 for child in self._children.values())
 
     def _take_requests(self) -> None:
-        if self._files is None or time.monotonic() < self._states_at:
+        if self._files is None or not self._states_due():
             return
-        self._states_at = time.monotonic() + STATES_PERIOD
         newest = {name: what for name in self._children if (what := self._files.requested(name))}
         changed = [name for name, what in newest.items() if what != self._requested.get(name)]
-        self._requested, self._stopping = newest, self._stopping or bool(newest)
+        self._requested, self._stopping = self._requested | newest, self._stopping or bool(newest)
         self.write_states()
         drained = [name for name in changed if newest[name] == DRAINED]
         for name in drained:
             self._children[name].process.send_signal(DRAIN)
         self._end([name for name in changed if name not in drained])
 
-    def write_states(self) -> None:
+    def _states_due(self) -> bool:
+        if time.monotonic() < self._states_at:
+            return False
+        self._states_at = time.monotonic() + STATES_PERIOD
+        return True
+
+    def write_states(self, *, over: bool = False) -> None:
+        """Write what other processes see of the jobs. `over`: no other child is started."""
         if self._files is None:
             return
+        for name in self._jobs.keys() - self._children.keys() if over else ():
+            self._files.write(JobStatus(name, "stopped", "it was not begun"))
         for name, child in self._children.items():
             statuses, lines = () if child.running else (child.status,), tuple(self._relay.newest[name])
             state, detail = "running", f"process {child.process.pid}"
@@ -250,14 +259,14 @@ class _Fleet:
         for name in names:
             self._children[name].process.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + engines.STOP_GRACE
-        for name in names:
-            process = self._children[name].process
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                logger.warning(f"{name} did not end within {engines.STOP_GRACE:g} s: killing it")
-                process.kill()
-                process.wait()
+        while (left := [n for n in names if self._children[n].running]) and time.monotonic() < deadline:
+            time.sleep(WATCH_PERIOD)
+            if self._states_due():
+                self.write_states()
+        for name in left:
+            logger.warning(f"{name} did not end within {engines.STOP_GRACE:g} s: killing it")
+            self._children[name].process.kill()
+            self._children[name].process.wait()
 
 
 class Relay:

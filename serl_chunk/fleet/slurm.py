@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from serl_chunk.fleet.engines import LEARNER, Job, JobFiles, JobStatus, Worker
+from serl_chunk.fleet.engines import LEARNER, POLL_S, Job, JobFiles, JobStatus, Worker
 from serl_chunk.types import ConfigError
 
 HINT = "--engine slurm needs submitit (pip install 'serl-chunk[slurm]')"
@@ -30,14 +30,18 @@ class SlurmJob:
         self._worker: Worker | None = None
 
     def __call__(self, job: Job) -> str:
-        self._worker = Worker(job)
+        self._worker = Worker(job, lambda: self._files.requested(job.name) and "stopped")
         return self._files.follow(job.name, self._worker).state
 
     def checkpoint(self, job: Job) -> Any:
         """End the child as SIGTERM does, and queue the job again; submitit calls this before its time is up."""
         if self._worker is not None:
             self._worker.stop()
-            self._worker.wait()
+            while not self._worker.wait(POLL_S):
+                self._files.write(self._worker.status())
+        if self._files.requested(job.name):
+            self._files.write(JobStatus(job.name, "stopped"))
+            return None
         self._files.write(JobStatus(job.name, "waiting", "queued again: its time was up"))
         return _submitit().helpers.DelayedSubmission(SlurmJob(self._files), job)
 
@@ -63,21 +67,28 @@ class SlurmEngine:
 
     def start(self, jobs: Sequence[Job]) -> int:
         """See `Engine.start`. Raises ConfigError where Slurm is not there, or refuses."""
+        (self._files.folder / IDS).unlink(missing_ok=True)  # of an earlier fleet
         self._files.begin([job.name for job in jobs])
         learner = [job for job in jobs if job.name == LEARNER]
         actors = [job for job in jobs if job.name != LEARNER]
-        ids = []
+        submitted: list[tuple[str, Any]] = []  # of a name, Slurm's job
         for group, own in ((learner, self._learner), (actors, {})):
             if not group:
                 continue
             try:
                 executor = self._submitit.AutoExecutor(folder=self._logs, cluster=self._cluster)
                 executor.update_parameters(**{"timeout_min": 60, "name": "serl-chunk", **self._parameters, **own})
-                ids += [job.job_id for job in executor.map_array(SlurmJob(self._files), group)]
+                names, found = [job.name for job in group], executor.map_array(SlurmJob(self._files), group)
             except Exception as error:  # of submitit's own kinds, and of the commands that it runs
+                for _, accepted in submitted:
+                    accepted.cancel()
+                for job in jobs:
+                    self._files.write(
+                        JobStatus(job.name, "failed", "not submitted, or cancelled since others were not")
+                    )
                 raise ConfigError(f"submitit: {type(error).__name__}: {error}", parameter="slurm") from error
-        lines = [f"{job.name} {id_}\n" for job, id_ in zip([*learner, *actors], ids, strict=True)]
-        (self._files.folder / IDS).write_text("".join(lines))
+            submitted += zip(names, found, strict=True)
+            (self._files.folder / IDS).write_text("".join(f"{name} {job.job_id}\n" for name, job in submitted))
         return 0
 
     def _job(self, name: str) -> Any:

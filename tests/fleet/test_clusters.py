@@ -43,6 +43,7 @@ def test_submitit_runs_and_ends_a_fleet(tmp_path):
     other.stop(["sim-1"], drain=True)
     other.stop([LEARNER], drain=False)
     eventually(lambda: all(s.ended for s in other.status()), 60)
+    assert (tmp_path / slurm.IDS).read_text().count("sim-") == 2
     assert [(s.name, s.state, s.statuses) for s in other.status()] == [
         ("sim-1", "stopped", (0,)), ("sim-2", "failed", (2,)), (LEARNER, "stopped", (143,)),
     ]  # fmt: skip
@@ -59,6 +60,31 @@ def test_a_job_whose_time_is_up_is_ended_and_queued_again(tmp_path):
     assert called._worker.status().state == "stopped"
     assert (again.function._files, again.args) == (files, (job(FOREVER),))
     assert [(s.state, s.detail) for s in files.status()] == [("waiting", "queued again: its time was up")]
+    files.request(["sim-1"], drain=False)
+    assert called.checkpoint(job(FOREVER)) is None
+    assert called(job(FOREVER)) == "stopped"  # where it was queued before the request
+    assert [(s.state, s.statuses) for s in files.status()] == [("stopped", ())]
+
+
+def test_a_fleet_whose_actors_are_refused_leaves_no_learner(tmp_path, monkeypatch):
+    submitit = pytest.importorskip("submitit", reason=slurm.HINT)
+    accept, cancelled = submitit.AutoExecutor.map_array, []
+
+    def submit(self, function, jobs):
+        if jobs[0].name != LEARNER:
+            raise RuntimeError("QOSMaxSubmitJobPerUserLimit")
+        [accepted] = accept(self, function, jobs)
+        cancel = accepted.cancel
+        monkeypatch.setattr(accepted, "cancel", lambda: (cancelled.append(1), cancel()), raising=False)
+        return [accepted]
+
+    monkeypatch.setattr(submitit.AutoExecutor, "map_array", submit)
+    engine = SlurmEngine(tmp_path, parameters={"cluster": "local"})
+    with pytest.raises(ConfigError, match="QOSMaxSubmit"):
+        engine.start([job(FOREVER, LEARNER), job(FOREVER)])
+    assert cancelled == [1]
+    assert {s.name for s in engine.status()} == {LEARNER, "sim-1"}
+    eventually(lambda: all(s.ended for s in engine.status()))
 
 
 CLUSTER = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 3, "RAY_USAGE_STATS_ENABLED": "0"}

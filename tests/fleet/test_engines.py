@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -14,7 +15,7 @@ from fleet_programs import FOREVER, job
 from transport_tools import eventually
 
 from serl_chunk.fleet import engines
-from serl_chunk.fleet.engines import LEARNER, JobFiles, JobStatus, Worker
+from serl_chunk.fleet.engines import DRAINED, LEARNER, JobFiles, JobStatus, Worker
 from serl_chunk.fleet.local import LocalEngine
 
 pytestmark = pytest.mark.system
@@ -90,12 +91,17 @@ os.kill(os.getpid(), 9)
 """  # noqa: E501
 
 
+@pytest.mark.parametrize("parent", [
+    PARENT, "import sys; from serl_chunk.fleet.local import run_both; run_both((), pin=False, ip='', "
+    "program=(sys.executable, '-c', 'import os, time; os.kill(os.getppid(), 9); time.sleep(60)'))",
+])  # fmt: skip
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
-def test_a_worker_that_is_killed_leaves_no_orphan():
-    done = subprocess.run([sys.executable, "-c", PARENT], capture_output=True, text=True, timeout=60, check=False)
+def test_a_worker_or_launcher_that_is_killed_leaves_no_orphan(parent):
+    done = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == -9, done.stderr
-    child = Path(f"/proc/{int(done.stdout)}")
-    eventually(lambda: not child.exists() or "Z" in (child / "stat").read_text().split()[2])
+    if done.stdout:
+        child = Path(f"/proc/{int(done.stdout)}")
+        eventually(lambda: not child.exists() or "Z" in (child / "stat").read_text().split()[2])
 
 
 def test_the_files_of_jobs_name_one_without_a_sign_of_life(tmp_path):
@@ -107,10 +113,55 @@ def test_the_files_of_jobs_name_one_without_a_sign_of_life(tmp_path):
         JobStatus("sim-9", "running", "process 7", 1, (137,), ("a line",)), JobStatus("sim-10", "waiting"),
     ]  # fmt: skip
     os.utime(files.folder / "sim-9.state", (0, 0))
-    assert files.status()[0].state == "lost"
+    [lost, _] = files.status()
+    assert (lost.state, lost.ended) == ("lost", False)  # a disk or clock may be wrong, and the process runs
+    assert f"check {socket.gethostname()} (process 7), and if it ended remove {tmp_path}" in lost.detail
+    (files.folder / ".sim-9.state.part1.state").write_text("[")  # under way
+    assert len(files.status()) == 2
     files.request(["sim-9"], drain=True)
     files.begin(["sim-9"])
     assert [files.requested("sim-9"), *files.status()] == ["", JobStatus("sim-9", "waiting")]
+
+
+def test_a_request_that_cannot_be_read_is_no_other_one_and_a_job_that_is_over_is_not_started(tmp_path, monkeypatch):
+    files, asked, ends = JobFiles(tmp_path), [], []
+    monkeypatch.setattr(JobFiles, "requested", lambda *_: asked.append(1) or (DRAINED if len(asked) == 2 else ""))
+    worker = Worker(job(f"import time; time.sleep(0.3); {FOREVER}"), note_end=ends.append)
+    assert files.follow("sim-1", worker).statuses == (0,)  # it was drained, and not stopped
+    assert ends == ["stopped"]
+    again = Worker(job(FOREVER), over=lambda: "failed")
+    assert again.wait(30)
+    assert (again.status().state, again.status().statuses) == ("failed", ())
+
+
+def test_jobs_that_never_began_are_no_longer_waiting(tmp_path, monkeypatch):
+    wrong = job(FOREVER, "sim-2", program=("/nowhere",))
+    monkeypatch.setattr("serl_chunk.fleet.engines.sys.platform", "another")
+    with pytest.raises(OSError, match="nowhere"):
+        LocalEngine(tmp_path).start([job(FOREVER), wrong, job(FOREVER, "sim-3")])
+    assert [(s.name, s.state) for s in LocalEngine(tmp_path).status()] == [
+        ("sim-1", "failed"), ("sim-2", "stopped"), ("sim-3", "stopped"),
+    ]  # fmt: skip
+
+
+def test_a_child_that_takes_its_time_to_end_is_not_called_lost(tmp_path, monkeypatch):
+    monkeypatch.setattr("serl_chunk.fleet.local.STATES_PERIOD", 0.01)
+    monkeypatch.setattr("serl_chunk.fleet.engines.STALE_S", 0.5)
+    engine, seen, over = LocalEngine(tmp_path), set(), threading.Event()
+
+    def look() -> None:
+        eventually(lambda: [s.lines for s in engine.status()] == [("ready",)], 60)
+        engine.stop(["sim-1"], drain=False)
+        while not over.wait(0.05):
+            seen.update(s.state for s in engine.status())
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    slow = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1.5), exit(0))); "
+    engine.start([job(f"{slow}{FOREVER}")])
+    over.set()
+    thread.join()
+    assert "lost" not in seen
 
 
 @pytest.mark.parametrize("drain", [False, True])
