@@ -34,6 +34,7 @@ SHOWN_LINES = 5  # of a job that failed
 ANSWER_S = 3.0  # seconds that a learner has for an answer
 LAGS = 0.5  # of the median of steps/s, below which an actor is behind
 LOOK_S = 1.0  # between looks at jobs that are to end
+LOST_S = 30.0  # that a stop waits while none of them gives a sign of life
 
 
 class Fleet(NamedTuple):
@@ -145,6 +146,8 @@ def check(flags: argparse.Namespace, *, learner: bool) -> tuple[argparse.Namespa
     flags.name = name
     own.learner, own.actor, own.launched_with_learner = learner, True, learner
     check_flags(parser, own, config)
+    served = "a fleet restarts actors, and this robot is real. Give its robot server: it is HELD there after a restart."
+    require(not config.robot.real or bool(config.robot.server), "robot.server", served)
     own.actors, own.launched_with_learner = flags.actors, True  # all flags have an effect, as was checked
     check_flags(parser, own, config)
     return own, config
@@ -233,8 +236,10 @@ def fleet_command(flags: argparse.Namespace) -> int:
     except OSError as error:
         raise ConfigError(folder_fault(folder, error), parameter="fleet_path") from error
     if (folder / FLEET).exists():
-        busy = [status.name for status in read_fleet(folder).open(folder).status() if not status.ended]
+        earlier = read_fleet(folder).open(folder)
+        busy = [f"{s.name} {s.state} {s.detail}".rstrip() for s in earlier.status() if not s.ended]
         require(not busy, "name", f"fleet {plan.name!r} runs ({', '.join(busy)}). Stop it, or give another --name.")
+        earlier.close()
     engine = fleet.open(folder)
     atomic_write(folder / FLEET, json.dumps(fleet._asdict(), indent=1))
     status = engine.start(plan.jobs)
@@ -308,7 +313,7 @@ def status_command(flags: argparse.Namespace) -> int:
         for line in job.lines[-SHOWN_LINES:] if job.state in ("failed", "restarting", "lost") else ():
             print(f"    | {line}")
     found = fleet.ended or _at_the_learner(fleet, flags.seconds)
-    for job in (job for job in jobs if job.ended):
+    for job in (job for job in jobs if job.ended or job.state == "lost"):
         for spool, nbytes, version in unsent_of(Path(fleet.spool) / job.name):
             print(f"unsent: {spool} keeps {format_bytes(nbytes)} of {job.name}, written by serl_chunk {version}")
     return int(not found or any(job.state in ("failed", "lost") for job in jobs))
@@ -356,14 +361,19 @@ def _counted(jobs: Sequence[JobStatus]) -> str:
 
 
 def stop_command(flags: argparse.Namespace) -> int:
-    """End the actors of a fleet, then its learner, and wait for them; Ctrl-C leaves the requests in place."""
+    """End the actors of a fleet, then its learner, and wait for them; Ctrl-C leaves the requests in place.
+
+    Returns 1 where jobs give no sign of life: the requests stay, and the operator sees whether they run.
+    """
     folder, fleet = _named(flags)
     engine = fleet.open(folder)
     actors = [name for name in fleet.jobs if name != LEARNER]
     for names, drain in ((actors, flags.drain), ([LEARNER] if LEARNER in fleet.jobs else [], False)):
         if names:
             engine.stop(names, drain=drain)
-            _await_end(engine, names)
+            if lost := _await_end(engine, names):
+                print(f"fleet {fleet.name} has not ended: {', '.join(lost)} may run. Then stop it again")
+                return 1
     ended = [status for status in engine.status() if status.name in fleet.jobs]
     engine.close()
     atomic_write(folder / FLEET, json.dumps(fleet._replace(ended=True)._asdict(), indent=1))
@@ -371,11 +381,17 @@ def stop_command(flags: argparse.Namespace) -> int:
     return 0
 
 
-def _await_end(engine: Engine, names: Sequence[str]) -> None:
-    shown = ""
+def _await_end(engine: Engine, names: Sequence[str]) -> list[str]:
+    """Wait for the end of jobs; returns those that are left where none of them gave a sign of life for LOST_S."""
+    shown, seen_at = "", time.monotonic()
     while left := [s for s in engine.status() if s.name in names and not s.ended]:
         line = "waiting for " + ", ".join(f"{s.name} ({s.state}{s.detail and ' '}{s.detail})" for s in left)
         if line != shown:
             print(line, flush=True)
         shown = line
+        if any(s.state != "lost" for s in left):
+            seen_at = time.monotonic()
+        elif time.monotonic() - seen_at > LOST_S:
+            return [s.name for s in left]
         time.sleep(LOOK_S)
+    return []

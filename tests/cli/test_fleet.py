@@ -96,6 +96,7 @@ def test_a_fleets_key_names_its_actors(jobs, home, capsys):
         (("--n_envs", "3"), False, "--n_envs"),
         (("--checkpoint_path", "run"), False, "--checkpoint_path"),  # of a learner alone
         (("--config.actor.clock=realtime",), False, "--actors"),
+        (("--exp_name", "hil_serl_template"), False, "--config.robot.server"),
     ],
 )
 def test_what_is_refused(jobs, capsys, words, learner, named):
@@ -123,6 +124,15 @@ def test_status_names_what_failed_and_stop_ends_the_actors_first(jobs, home, mon
     assert jobs[2:] == [(["actor-1", "actor-2"], True), (["learner"], False)]
     assert "fleet fake_aloha ended: 3 stopped" in capsys.readouterr().out
     run("--checkpoint_path", "run", name="other")
+    monkeypatch.setattr(LocalEngine, "stop", lambda self, names, *, drain: states.update(
+        (name, JobStatus(name, "lost", "check gpu-7")) for name in names))  # fmt: skip
+    monkeypatch.setattr(fleet, "LOST_S", 0.0)
+    monkeypatch.setattr(fleet, "LOOK_S", 0.01)
+    assert main(["fleet", "stop", "other"]) == 1
+    out = capsys.readouterr().out
+    assert "actor-1 (lost check gpu-7)" in out
+    assert re.search("fleet other has not ended: actor-., actor-. may run", out)
+    assert run("--checkpoint_path", "run", name="other") == 2  # they may run
     assert main(["fleet", "stop"]) == 2
     assert "fake_aloha, other" in capsys.readouterr().err
     (home / "runs" / "fleet" / "other" / "fleet.json").write_text(json.dumps({"name": "x"}))
