@@ -37,7 +37,7 @@ from serl_chunk.transport.storage.spool import Spool
 from serl_chunk.transport.wire import handshake, records
 from serl_chunk.transport.wire.handshake import REFUSED, RefusedError
 from serl_chunk.transport.wire.records import LOST
-from serl_chunk.types import Begin, DataError, SerlChunkError, StepBlock
+from serl_chunk.types import Begin, ConfigError, DataError, SerlChunkError, StepBlock
 from serl_chunk_robot.wire import codec
 
 
@@ -457,9 +457,15 @@ def test_whatever_a_link_does_a_message_may_always_be_sent(events):
 def test_a_learner_that_moved_is_found_by_its_address_file(tmp_path, inbox):
     """Another process of the run, elsewhere: it gets what the first lacks, and what is no address changes nothing."""
     moved, file, first, second = Inbox(), tmp_path / "address", free_port(), free_port()
-    for text in ("", "gpu", "gpu:x", "gpu:0", ":5588"):
+    for text in ("", "gpu", "gpu:x", "gpu:0", ":5588", "gpu box:5588", "tcp://gpu:5588"):
         file.write_text(text)
         assert handshake.read_address(file) is None
+    for path, mode in ((file, 0o646), (tmp_path, 0o777)):
+        sound = path.stat().st_mode
+        path.chmod(mode)
+        with pytest.raises(ConfigError, match=f"chmod go-w {path}"):  # another user could name a learner of theirs
+            handshake.read_address(file)
+        path.chmod(sound)
     with linked(first, connect=False, address_file=file) as link:
         with serving(first, on_record=inbox):
             link.connect(timeout=10)
@@ -470,4 +476,5 @@ def test_a_learner_that_moved_is_found_by_its_address_file(tmp_path, inbox):
         handshake.write_address(file, "127.0.0.1", second)
         with serving(second, on_record=moved):
             assert link.flush(10)
+        assert link.waiting == f"no learner answers at 127.0.0.1:{second}"
     assert [len(i.episodes()[name]) for i, name in ((inbox, "e1"), (moved, "e2"))] == [4, 5]

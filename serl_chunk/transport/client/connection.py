@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import threading
@@ -21,7 +22,7 @@ from serl_chunk.transport.security.keys import ClientKeys
 from serl_chunk.transport.wire import handshake
 from serl_chunk.transport.wire.handshake import CHANNELS, MAX_ARRAYS, Hello, RefusedError, Welcome, read_address
 from serl_chunk.transport.wire.tickets import TicketRequest, decode_grant
-from serl_chunk.types import Grant, SerlChunkError
+from serl_chunk.types import ConfigError, Grant, SerlChunkError
 from serl_chunk_robot.wire import codec
 from serl_chunk_robot.wire.codec import Limits, Message, WireError
 from serl_chunk_robot.wire.sockets import Waker, try_receive, try_send
@@ -43,7 +44,9 @@ class Address(NamedTuple):
         return f"{self.host}:{self.port}"
 
     def newest(self) -> Address:
-        found = None if self.file is None else read_address(self.file)
+        found = None
+        with contextlib.suppress(ConfigError):  # what others may write by now moves nothing
+            found = None if self.file is None else read_address(self.file)
         return self if found is None else Address(*found, self.file)
 
 
@@ -297,6 +300,7 @@ class Connection(LearnerStatus):
     def _poll_once(self) -> None:
         if self._live is None and self._sockets.moved():
             log.info("the learner is at %s now", self._address)
+            self.waiting = f"no learner answers at {self._address}"
             self._disconnect("it moved")
         self._sockets.open()
         wait = 0.0 if self._out.can_pack else min(0.1, self._config.heartbeat / 2)

@@ -93,9 +93,8 @@ class KeyExchange:
     """
 
     def __init__(self, keys: ClientKeys | None, host: str, port: int) -> None:
-        self._keys, self._host, self._port = keys, host, port
-        self._plain = keys is None
-        self._others = 0  # wrong keys of the learner's, seen in a row
+        self._keys = keys
+        self.move(host, port)
         self.monitor: zmq.Socket[bytes] | None = None  # to poll for reading
         self._watched: zmq.Socket[bytes] | None = None  # what it monitors
 
@@ -113,8 +112,10 @@ class KeyExchange:
         return s
 
     def move(self, host: str, port: int) -> None:
-        """Connect the next sockets to another place."""
+        """Connect the next sockets to another place, where nothing is agreed on yet."""
         self._host, self._port = host, port
+        self._plain = self._keys is None
+        self._others = 0  # wrong keys of the learner's, seen in a row
 
     def outcomes(self) -> list[Outcome]:
         found = []

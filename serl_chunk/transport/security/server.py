@@ -27,6 +27,7 @@ from serl_chunk.transport.security.keys import (
     not_of_fleet,
     write,
 )
+from serl_chunk.transport.server.sessions import RefuseError
 from serl_chunk.transport.wire import handshake
 from serl_chunk.transport.wire.handshake import Counters
 from serl_chunk.types import ConfigError
@@ -161,10 +162,19 @@ class ServerKeys:
     def _add(self, client: Client) -> None:
         client_file(self.folder, client.name)
         with locked(self.folder):
-            old = next((c for c in self.clients() if c.name == client.name), None)
+            known = self.clients()
+            old = next((c for c in known if c.name == client.name), None)
             if old is not None and old.state(self._clock()) == "joined":
                 revoke = f"serl-chunk keys revoke {client.name}"
                 raise ConfigError(f"{client.name!r} has joined already. Choose another name, or run `{revoke}` first")
+            for other in known:
+                both = (client.actors, other.name), (other.actors, client.name)
+                shared = any(pattern and not not_of_fleet(pattern, name) for pattern, name in both)
+                if shared and other != old and other.state(self._clock()) in ("joined", "invited"):
+                    text = (
+                        f"{client.name!r} and {other.name!r}: actors of a fleet's key may have the other's name"
+                    )
+                    raise ConfigError(f"{text}. Choose another name or pattern, or revoke {other.name!r} first")
             self._write(client)
 
     def enrol(self, ticket: str, public: str) -> str | None:
@@ -284,8 +294,10 @@ class Authenticator:
         return "?" if client is None else client.name
 
     def misnamed(self, public: str, actor_id: str) -> str:
-        """Return why an actor with this key may not have this id; empty where it may."""
-        client, _ = self._role(public)
+        """Return why an actor with this key may not have this id; empty where it may. Raises RefuseError: unknown."""
+        client, role = self._role(public)
+        if role is None:
+            raise RefuseError("the learner cannot read its key folder now", retry=True)
         if client is None or not not_of_fleet(client.actors, actor_id):
             return ""
         return f"the key {client.name!r} admits actors {client.actors!r}, got {actor_id!r}. Give another --actor_id"

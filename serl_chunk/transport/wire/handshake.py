@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import re
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -76,11 +77,22 @@ def write_address(file: Path, host: str, port: int) -> None:
 
 
 def read_address(file: Path) -> tuple[str, int] | None:
-    """Return the host and port in `file`; None where it cannot be read now, or holds none."""
+    """Return the host and port in `file`; None where it cannot be read now, or holds none.
+
+    Raises ConfigError where other users may write it: they could name a learner of theirs.
+    """
+    for path in (file.parent, file):
+        try:
+            at = path.stat()
+        except OSError:
+            return None
+        # A group of its owner's number is its owner's alone: many systems let new files be written by that.
+        if at.st_mode & (0o002 if at.st_gid == at.st_uid else 0o022):
+            raise ConfigError(f"{path}: other users may write it. Run chmod go-w {path}", parameter="address_file")
     with contextlib.suppress(OSError, ValueError):
         host, _, port = file.read_text().strip().rpartition(":")
         check_port(int(port))
-        return (host, int(port)) if host else None
+        return (host, int(port)) if re.fullmatch(r"[\w.:-]+", host, re.ASCII) else None
     return None
 
 

@@ -22,7 +22,8 @@ from transport_tools import CONFIG, CONTRACT, Inbox, RawActor, eventually, linke
 from serl_chunk.transport.security import client
 from serl_chunk.transport.security.client import UnencryptedPeerError, enroll, mechanism_at
 from serl_chunk.transport.security.keys import THIS_MACHINE, ClientKeys, JoinToken
-from serl_chunk.transport.security.server import VALID_SECONDS, ServerKeys
+from serl_chunk.transport.security.server import VALID_SECONDS, Authenticator, ServerKeys
+from serl_chunk.transport.server.sessions import RefuseError
 from serl_chunk.transport.wire import handshake
 from serl_chunk.transport.wire.handshake import RefusedError, UnreachableError
 from serl_chunk.types import ConfigError
@@ -324,6 +325,45 @@ def test_a_key_folder_that_spoils_while_the_learner_runs_lets_no_new_peer_in(lea
         with linked(port, keys=keys, actor_id="c") as later:
             assert later.stats()["connected"]
         server.check()
+
+
+def test_a_plain_learner_on_loopback_says_nothing_about_where_it_moves(learner, tmp_path, port):
+    """Keys that were given up there are used again: what answers elsewhere may be a stranger's."""
+    exchange = client.KeyExchange(joined(learner, tmp_path / "robot"), HERE, port)
+    with zmq.Context() as context, serving(port):
+        exchange.connect(context, CONFIG, "control")
+        eventually(lambda: exchange.trouble(known=False) is not None)
+        exchange.close()
+        with exchange.connect(context, CONFIG, "data") as plain:
+            assert plain.mechanism == zmq.NULL
+        exchange.move("10.1.1.1", port)
+        with exchange.connect(context, CONFIG, "data") as secured:
+            assert secured.mechanism == zmq.CURVE
+        context.destroy(linger=0)
+
+
+def test_a_fleets_pattern_and_other_names_exclude_each_other(learner, tmp_path):
+    joined(learner, tmp_path / "robot", "sim-left")
+    with pytest.raises(ConfigError, match=naming("'sim' and 'sim-left'")):
+        learner.add_fleet("sim", "sim-*", [HERE], 1)
+    learner.revoke("sim-left")
+    learner.add_fleet("sim", "sim-*", [HERE], 1)
+    for add in (lambda: learner.invite("sim-right", [HERE], 1), lambda: learner.add_fleet("sim-b", "b-*", [HERE], 1)):
+        with pytest.raises(ConfigError, match=naming("'sim-", "and 'sim'")):
+            add()
+    learner.revoke("sim")
+    learner.invite("sim-right", [HERE], 1)
+
+
+def test_a_name_that_cannot_be_checked_is_not_admitted_now(learner, tmp_path):
+    keys, context = learner.add_fleet("sim", "sim-*", [HERE], 1), zmq.Context()
+    authenticator = Authenticator(context, learner, {}, lambda *_: None, 1)
+    assert authenticator.misnamed(keys.pair.public, "sim-1") == ""
+    learner.folder.rename(tmp_path / "elsewhere")
+    with pytest.raises(RefuseError, match="cannot read") as refused:
+        authenticator.misnamed(keys.pair.public, "left")
+    assert refused.value.retry
+    context.destroy(linger=0)
 
 
 @pytest.mark.parametrize(("content", "part"), [

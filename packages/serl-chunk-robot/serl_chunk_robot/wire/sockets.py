@@ -112,8 +112,8 @@ def connect(s: zmq.Socket[bytes], host: str, port: int) -> None:
     found under a name that has both.
     """
     s.setsockopt(zmq.IPV6, 0)
-    with contextlib.suppress(OSError, UnicodeError):  # unknown now; libzmq tries again
-        s.setsockopt(zmq.IPV6, socket.AF_INET not in _families(host))
+    if families := _families(host):  # else unknown now; libzmq tries again
+        s.setsockopt(zmq.IPV6, socket.AF_INET not in families)
     try:
         s.connect(endpoint(host, port))
     except zmq.ZMQError as e:
@@ -123,7 +123,8 @@ def connect(s: zmq.Socket[bytes], host: str, port: int) -> None:
 def unknown_host(host: str) -> str:
     """Return that no address has the name `host`, with the reason and a remedy; "" where one has."""
     try:
-        _families(host)
+        if host not in _known:
+            _look_up(host)
     except (OSError, UnicodeError) as e:  # the second: no name of a host can be like that
         return "no such host: {!r} ({}). Give its name or IP address".format(
             host, getattr(e, "strerror", None) or "no name is like that"
@@ -133,15 +134,17 @@ def unknown_host(host: str) -> str:
 
 _known: dict[str, set[int]] = {}  # host -> kinds of its addresses, as of the newest look-up that had an answer
 _asking = threading.Lock()
+_LOOK_UP_S = 0.5  # that a connection waits for the first answer
 
 
 def _families(host: str) -> set[int]:
-    """Return the kinds of a host's addresses. A host that was known before may have moved: see the next connection."""
-    if host not in _known:
-        _look_up(host)
-    elif _asking.acquire(blocking=False):  # while the network is away a look-up may take many seconds
-        threading.Thread(target=_look_up_again, args=(host,), daemon=True).start()
-    return _known[host]
+    """Return the kinds of a host's addresses, empty for unknown yet. One that moved: see the next connection."""
+    if _asking.acquire(blocking=False):  # while the network is away a look-up may take many seconds
+        thread = threading.Thread(target=_look_up_again, args=(host,), daemon=True)
+        thread.start()
+        if host not in _known:
+            thread.join(_LOOK_UP_S)
+    return _known.get(host, set())
 
 
 def _look_up(host: str) -> None:
