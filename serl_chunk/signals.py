@@ -80,10 +80,20 @@ def stop_on_signals(stop: threading.Event, how: str, listening: Callable[[], boo
     _install(handle)
 
 
-def drain_on_signal(stop: threading.Event, drain: threading.Event, how: str) -> None:
-    """Let SIGUSR1 set both events and log `how` the process ends; call it in the main thread."""
+def drain_on_signal(
+    stop: threading.Event, drain: threading.Event, how: str, recorded: Callable[[], bool] = lambda: True
+) -> None:
+    """Let SIGUSR1 set both events and log `how` the process ends; call it in the main thread.
+
+    While nothing is `recorded` it ends the process as SIGTERM does.
+    """
 
     def handle(number: int, frame: object) -> None:
+        if drain.is_set():
+            return  # it is repeated where a process may have missed it
+        if not recorded():
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
         drain.set()
         stop.set()
         threading.Thread(target=logger.info, args=(f"SIGUSR1: {how}",), daemon=True).start()

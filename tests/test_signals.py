@@ -48,6 +48,23 @@ def test_a_signal_interrupts_what_does_not_listen_yet():
     assert not stop.is_set()
 
 
+def test_a_drain_ends_what_has_recorded_nothing_yet_as_sigterm_does():
+    stop, drain, recorded, before = threading.Event(), threading.Event(), [], signal.getsignal(signals.DRAIN)
+    stop_on_signals(stop, "ending", lambda: bool(recorded))
+    signals.drain_on_signal(stop, drain, "draining", lambda: bool(recorded))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signals.DRAIN)
+        assert not stop.is_set()
+        recorded.append(1)
+        for _ in range(2):  # a second one changes nothing
+            signal.raise_signal(signals.DRAIN)
+            assert stop.is_set()
+            assert drain.is_set()
+    finally:
+        signal.signal(signals.DRAIN, before)
+
+
 def test_a_closed_terminal_stops_and_adds_nothing_to_a_signal_before_it():
     """Service managers send SIGTERM and SIGHUP together, a shell sends SIGHUP after the kernel has."""
     for first in SIGNALS:

@@ -83,6 +83,16 @@ class _Session:
     tickets: Tickets | None = None  # of an agent that trains in iterations
 
 
+def deliver(link: ActorLink, drain: threading.Event) -> bool:
+    """Wait until the learner has all records, at most FLUSH_TIMEOUT without `drain`; returns whether it has."""
+    lines = Waiting(logger, late=FLUSH_TIMEOUT)
+    delivered = link.flush(FLUSH_TIMEOUT)
+    while not delivered and drain.is_set():
+        lines.log(f"draining: the learner lacks {plural(link.unacknowledged, 'record')}. SIGTERM leaves them here")
+        delivered = link.flush(1.0)
+    return delivered
+
+
 class ActorService:
     """An actor and what it owns: robot, intervention device, agent, link and the event that stops it.
 
@@ -237,18 +247,10 @@ class ActorService:
             return total
         quits = self.stop.is_set() or self.operator.quits
         stopped = "stopped by the operator" if quits else f"{config.actor.max_episodes} episodes done"
-        total.reason, total.delivered = link.finished or stopped, self._deliver(link)
+        total.reason, total.delivered = link.finished or stopped, deliver(link, self._drain)
         if not total.delivered:
             logger.warning(f"the learner did not acknowledge every record within {FLUSH_TIMEOUT:g} s")
         return total
-
-    def _deliver(self, link: ActorLink) -> bool:
-        lines = Waiting(logger, late=FLUSH_TIMEOUT)
-        delivered = link.flush(FLUSH_TIMEOUT)
-        while not delivered and self._drain.is_set():
-            lines.log(f"draining: the learner lacks {plural(link.unacknowledged, 'record')}. SIGTERM leaves them here")
-            delivered = link.flush(1.0)
-        return delivered
 
     def _runners(self, policy: Policy, link: ActorLink, begun: RunProgress) -> list[EpisodeRunner]:
         config, alone = self.config, len(self._robots) == 1

@@ -11,7 +11,7 @@ from pathlib import Path
 from serl_chunk.actor.canary import check_signal
 from serl_chunk.actor.link import open_link
 from serl_chunk.actor.remote_policy import sent_cameras
-from serl_chunk.actor.service import ActorService, ActorSummary
+from serl_chunk.actor.service import ActorService, ActorSummary, deliver
 from serl_chunk.agents.registry import make_agent
 from serl_chunk.cli.console import check_operator, console_of, page_on
 from serl_chunk.cli.keys import LearnerAddress
@@ -42,14 +42,17 @@ def run_training_actor(
         n_envs: environments whose episodes run at once.
     """
     check_intervention(config.actor.intervention)
+    stop, drain = threading.Event(), threading.Event()
+    connected = threading.Event()  # before it nothing is recorded, and nothing need be delivered
+    spools: SpoolFolders | None = None
+    drain_on_signal(
+        stop, drain, "closing the episode and waiting until the learner has all that is recorded",
+        lambda: connected.is_set() or (spools is not None and bool(spools.unsent())),
+    )  # fmt: skip
     address = address.found()
     actor_id, keys = address.credentials()
     warn_of_lockstep(config)
-    stop = threading.Event()
-    connected = threading.Event()  # before it nothing is recorded, and nothing need be delivered
     stop_on_signals(stop, "closing the episode and delivering what is recorded", connected.is_set)
-    drain = threading.Event()
-    drain_on_signal(stop, drain, "closing the episode and waiting until the learner has all that is recorded")
     exit_at_once_while(never)  # an open robot is closed, however long it takes
     with page_on(viewer) as page, contextlib.ExitStack() as stack:  # the page before anything can move
         there, approve = check_operator(config, page), config.operator.approve
@@ -71,6 +74,8 @@ def run_training_actor(
         # Before the robot: an actor that no learner admits, as where another has its id, takes no robot from that one.
         welcome = link.connect(on_waiting=log_waiting())
         log_to_file(spools.folder / "actor.log")
+        if drain.is_set():  # for what a previous process recorded: the robot stays closed
+            return 0 if deliver(link, drain) else 1
         operators = stack.enter_context(contextlib.ExitStack())  # closed after the robot
         actor = stack.enter_context(
             ActorService(config, actor_id=actor_id, agent=agent, link=link, stop=stop, n_envs=n_envs, drain=drain)

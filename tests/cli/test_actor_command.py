@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import signal
 import threading
@@ -235,6 +234,14 @@ def test_an_actor_that_is_refused_for_its_version_names_what_stays_here(tmp_path
     assert f"serl_chunk {version_info().version} delivers it" in note
 
 
+def test_an_actor_that_was_drained_before_its_robot_is_open_opens_none(monkeypatch, tmp_path, config, normaliser):
+    link = link_of(welcome(normaliser))
+    monkeypatch.setattr(actor, "drain_on_signal", lambda stop, drain, *_: drain.set())
+    monkeypatch.setattr(actor, "ActorService", Mock(side_effect=AssertionError))
+    assert start(monkeypatch, tmp_path, config, link, None) == 0
+    link.flush.assert_called_once()
+
+
 def test_a_drained_actor_waits_until_the_learner_has_all(monkeypatch, caplog, config):
     caplog.set_level("INFO", "serl_chunk.actor")
     monkeypatch.setattr(service, "FLUSH_TIMEOUT", 0.0)
@@ -243,11 +250,10 @@ def test_a_drained_actor_waits_until_the_learner_has_all(monkeypatch, caplog, co
     before = signal.getsignal(signals.DRAIN)
     try:
         signals.drain_on_signal(stop, drain, "draining")
-        with contextlib.closing(ActorService(make_config(), env=LineEnv(), stop=stop, drain=drain)) as actor:
-            assert actor._deliver(link) is False  # no signal came: at most FLUSH_TIMEOUT
-            signal.raise_signal(signals.DRAIN)
-            assert stop.is_set()
-            assert actor._deliver(link) is True
+        assert service.deliver(link, drain) is False  # no signal came: at most FLUSH_TIMEOUT
+        signal.raise_signal(signals.DRAIN)
+        assert stop.is_set()
+        assert service.deliver(link, drain) is True
     finally:
         signal.signal(signals.DRAIN, before)
     assert "draining: the learner lacks 7 records. SIGTERM leaves them here" in caplog.messages
