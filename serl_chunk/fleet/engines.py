@@ -217,9 +217,7 @@ class JobFiles:
                 status = JobStatus(name, state, detail, restarts, tuple(statuses), tuple(lines))
                 silent = time.time() - file.stat().st_mtime
                 if silent > STALE_S and not status.ended and state != "waiting":
-                    detail = (
-                        f"no sign of life for {STALE_S:g} s: check {host} ({detail}), and if it ended remove {file}"
-                    )
+                    detail = f"no sign of life for {STALE_S:g} s: check {host} ({detail}); if it ended remove {file}"
                     status = status._replace(state="lost", detail=detail)
                 found.append(status)
         return found

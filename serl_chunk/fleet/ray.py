@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 import os
@@ -30,6 +31,16 @@ def _ray() -> Any:
         return importlib.import_module("ray")
     except ImportError as error:
         raise ConfigError(f"{HINT}: {error}") from error
+
+
+def _note(mark: str, state: str) -> None:
+    """Keep a job's end, or the request of it, in the cluster: a worker that Ray starts again sees it."""
+    importlib.import_module("ray.experimental.internal_kv")._internal_kv_put(mark, state)
+
+
+def _noted(mark: str) -> str:
+    found = importlib.import_module("ray.experimental.internal_kv")._internal_kv_get(mark)
+    return (found or b"").decode()
 
 
 class RayEngine:
@@ -64,12 +75,16 @@ class RayEngine:
     def start(self, jobs: Sequence[Job]) -> int:
         worker = self._ray.remote(Worker)
         for job in jobs:
-            needed = dict(self._needs(job.name))
+            needed, mark = dict(self._needs(job.name)), self._mark(job.name)
+            _note(mark, "")  # of an earlier fleet
             worker.options(
                 name=f"{self._fleet}/{job.name}", lifetime="detached", max_restarts=-1, max_concurrency=8,
                 num_cpus=needed.pop("cpu"), num_gpus=needed.pop("gpu", 0.0), resources=needed,
-            ).remote(job)  # fmt: skip
+            ).remote(job, functools.partial(_noted, mark), functools.partial(_note, mark))  # fmt: skip
         return 0
+
+    def _mark(self, name: str) -> str:
+        return f"{NAMESPACE}/{self._fleet}/{name}"
 
     def _needs(self, name: str) -> dict[str, float]:
         return self._learner if name == LEARNER else self._actors
@@ -94,16 +109,26 @@ class RayEngine:
                 return status
             except self._ray.exceptions.RayActorError as error:
                 return JobStatus(name, "restarting", f"its process or node is gone ({type(error).__name__})")
+        if not self._begins(name):
+            return JobStatus(name, "lost", f"gives no answer within {ANSWER_S:g} s: check its node")
         needs = ", ".join(f"{what}={n:g}" for what, n in self._needs(name).items())
         return JobStatus(name, "waiting", f"for a node with {needs} to spare, or it starts")
 
+    def _begins(self, name: str) -> bool:
+        """Return whether Ray waits for a place for an actor, or starts it: it has no child."""
+        table = self._ray._private.state.actors().values()
+        states = [row["State"] for row in table if row["Name"] == f"{self._fleet}/{name}"]
+        return not {"ALIVE"}.intersection(states)
+
     def stop(self, names: Collection[str], *, drain: bool) -> None:
-        for name, handle in self._handles().items():
-            if name not in names:
-                continue
-            asked = handle.stop.remote(drain)
-            if not self._ray.wait([asked], timeout=ANSWER_S)[0]:  # it has no child that could end
-                self._ray.kill(handle)
+        handles = {name: handle for name, handle in self._handles().items() if name in names}
+        for name in handles:
+            _note(self._mark(name), "stopped")  # first: what Ray starts again from now on starts no child
+        asked = {handle.stop.remote(drain): name for name, handle in handles.items()}
+        waited = self._ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_S) if asked else ([], [])
+        for name in map(asked.get, waited[1]):
+            if name is not None and self._begins(name):  # another one takes its time, and has the request
+                self._ray.kill(handles[name])
 
     def close(self) -> None:
         ended, handles = [status.name for status in self.status() if status.ended], self._handles()

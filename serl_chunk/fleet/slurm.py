@@ -83,9 +83,7 @@ class SlurmEngine:
                 for _, accepted in submitted:
                     accepted.cancel()
                 for job in jobs:
-                    self._files.write(
-                        JobStatus(job.name, "failed", "not submitted, or cancelled since others were not")
-                    )
+                    self._files.write(JobStatus(job.name, "failed", "not submitted, or cancelled as others were not"))
                 raise ConfigError(f"submitit: {type(error).__name__}: {error}", parameter="slurm") from error
             submitted += zip(names, found, strict=True)
             (self._files.folder / IDS).write_text("".join(f"{name} {job.job_id}\n" for name, job in submitted))

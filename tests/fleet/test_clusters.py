@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -87,7 +88,8 @@ def test_a_fleet_whose_actors_are_refused_leaves_no_learner(tmp_path, monkeypatc
     eventually(lambda: all(s.ended for s in engine.status()))
 
 
-CLUSTER = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 3, "RAY_USAGE_STATS_ENABLED": "0"}
+CLUSTER = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 3, "RAY_USAGE_STATS_ENABLED": "0",
+           "RAY_worker_niceness": "0"}  # fmt: skip
 
 
 @pytest.fixture
@@ -126,7 +128,21 @@ def test_ray_starts_a_killed_child_and_a_killed_worker_again_and_names_what_wait
     os.kill(int(Path(f"/proc/{second}/stat").read_text().rsplit(")", 1)[1].split()[1]), 9)
     eventually(lambda: child(name) not in (0, second), 60)
     assert not Path(f"/proc/{second}").exists()  # no orphan
+    third = child(name)
+    worker = int(Path(f"/proc/{third}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    os.kill(worker, signal.SIGSTOP)  # a node that is slow, or away for a while
+    other.stop([name], drain=True)
+    assert states()[name] == "lost"
+    assert Path(f"/proc/{third}").exists()  # it was not killed as it moves
+    os.kill(worker, signal.SIGCONT)
+    eventually(lambda: states()[name] == "stopped", 60)
+    os.kill(worker, 9)
+    eventually(lambda: states()[name] == "restarting" or not Path(f"/proc/{worker}").exists(), 60)
+    eventually(lambda: states()[name] == "stopped", 60)  # it stays so where its worker is started again
+    assert [s.statuses for s in other.status() if s.name == name] == [()]
     other.stop(list(states()), drain=True)
     eventually(lambda: set(states().values()) == {"stopped"}, 60)
     other.close()
     assert other.status() == []
+    engine.start([job(FOREVER, name)])  # under a name that was stopped before
+    eventually(lambda: states() == {name: "running"}, 60)

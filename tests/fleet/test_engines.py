@@ -115,7 +115,7 @@ def test_the_files_of_jobs_name_one_without_a_sign_of_life(tmp_path):
     os.utime(files.folder / "sim-9.state", (0, 0))
     [lost, _] = files.status()
     assert (lost.state, lost.ended) == ("lost", False)  # a disk or clock may be wrong, and the process runs
-    assert f"check {socket.gethostname()} (process 7), and if it ended remove {tmp_path}" in lost.detail
+    assert f"check {socket.gethostname()} (process 7); if it ended remove {tmp_path}" in lost.detail
     (files.folder / ".sim-9.state.part1.state").write_text("[")  # under way
     assert len(files.status()) == 2
     files.request(["sim-9"], drain=True)
