@@ -208,6 +208,8 @@ def write_command(flags: argparse.Namespace) -> int:
         given = getattr(own, name) != training_parser().get_default(name)
         require(not given, name, "is in the manifests already. Remove it behind the --.")
     name = flags.name.lower().replace("_", "-").replace(".", "-").rstrip("-")
+    label = "the cluster's names need an ASCII letter first, and at most 40 letters, digits and '-'"
+    require(re.fullmatch(r"[a-z][a-z0-9-]{0,39}", name) is not None, "name", f"got {flags.name!r}: {label}.")
     port, folder = LearnerAddress.of(own).port, Path(flags.folder).expanduser()
     files = manifests(
         name, flags.words, image=flags.image, actors=flags.actors, acting=_n_envs(flags), port=port

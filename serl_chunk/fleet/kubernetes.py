@@ -13,7 +13,8 @@ PLACES = {"ip", "address_file", "bind", "keys", "insecure", "checkpoint_path", "
 # already stay: a revoked key must not come back with the next pod.
 _COPY = (
     "umask 077; mkdir -p {to}/{folder}; cd /secret; for f in *.json; do "
-    "case $f in server.json) t={to}/$f;; *) t={to}/{folder}/$f;; esac; test -e $t || cat $f > $t; done"
+    "case $f in server.json) t={to}/$f;; *) t={to}/{folder}/$f;; esac; "
+    "test -e $t || {{ cat $f > $t.part; mv $t.part $t; }}; done"
 )
 
 LEARNER = """\
@@ -103,7 +104,7 @@ spec:
               valueFrom: {{fieldRef: {{fieldPath: metadata.name}}}}
           lifecycle:
             preStop:
-              exec: {{command: ["sh", "-c", "kill -USR1 1; while kill -0 1; do sleep 1; done"]}}
+              exec: {{command: ["sh", "-c", "while kill -USR1 1; do sleep 2; done"]}}
           volumeMounts:
             - {{name: keys, mountPath: /keys, readOnly: true}}
             - {{name: spool, mountPath: /spool}}
@@ -136,7 +137,7 @@ def manifests(
         "actor": _COPY.format(to="/keys", folder="learners"),
     }
     filled = {
-        who: {"name": name, "image": image, "args": json.dumps(args[who]), "copy": json.dumps(copies[who])}
+        who: {"name": name, "image": json.dumps(image), "args": json.dumps(args[who]), "copy": json.dumps(copies[who])}
         for who in args
     }
     return {
@@ -152,5 +153,6 @@ def secrets(name: str, keys: str) -> str:
         f"kubectl create secret generic {name}-learner-keys --from-file={keys}/server.json "
         f"--from-file={keys}/allowed/{name}.json\n"
         f"kubectl create secret generic {name}-actor-keys --from-file={keys}/fleets/{name}/learners\n"
-        f"kubectl exec {name}-learner-0 -- serl-chunk keys revoke {name} --keys /data/keys   # when that is due"
+        f"kubectl exec {name}-learner-0 -- serl-chunk keys revoke {name} --keys /data/keys   # when that is due; "
+        f"a new key of that name is taken only after rm /data/keys/allowed/{name}.json there"
     )

@@ -226,6 +226,8 @@ def test_manifests_have_known_fields_and_no_key(home, capsys):
     assert not any(secret in text for secret in secrets)
     written(home / "k8s", status=2)  # they may have been edited
     written(home / "other", "--bind", "0.0.0.0", status=2)
+    assert main(["fleet", "write", "--engine", "kubernetes", str(home / "other"), "--actors", "1", "--name", "7sim",
+                 "--", *FLAGS]) == 2  # fmt: skip
     validate = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate (22 MB)").validate
     for one in (actors, service, learner):
         validate(one, "1.30", strict=True)
@@ -247,6 +249,7 @@ def test_a_pods_keys_are_copied_for_their_owner_alone_and_a_revoked_one_stays_so
     (place / "a.json").write_text("revoked")
     subprocess.run(["sh", "-c", copy], check=True)
     assert (place / "a.json").read_text() == "revoked"
+    assert list(place.glob("*.part")) == []
 
 
 @pytest.mark.parametrize(
