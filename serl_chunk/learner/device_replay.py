@@ -112,15 +112,20 @@ class DeviceReplay:
             if key not in self._programs:
                 drawn = {r.name: Drawn.empty(calls, r, seeds=self._replay.moves) for r in requests}
                 args = jax.tree.map(_abstract, (state, base, self._mirror, drawn))
-                self._programs[key] = self._thread.submit(self._compiled, args)
+                self._programs[key] = self._thread.submit(self._compiled, calls, args)
                 if not self._threaded:
                     self._programs[key].result()
-            if self._programs[key].done():
-                return Program(calls, mirror, self._programs[key].result())
+            if self._programs[key].done() and (run := self._programs[key].result()) is not None:
+                return Program(calls, mirror, run)
         return Program(1, mirror, self._update)
 
-    def _compiled(self, args: Any) -> Any:
-        return self._update.lower(*args).compile()
+    def _compiled(self, calls: int, args: Any) -> Any:
+        """Return a program; None where none can be made, as where memory is short: fewer calls go on."""
+        try:
+            return self._update.lower(*args).compile()
+        except Exception as error:
+            logger.warning(f"no program of {calls} calls of updates: {type(error).__name__}: {error}")
+            return None
 
     def update(self, state: AgentState, base: Params, drawn: Mapping[str, Drawn], program: Program) -> Updated:
         """Do the calls whose windows `draw` drew, as `Agent.update`; metrics have a leading axis, the calls."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import jax
 import numpy as np
@@ -145,3 +147,16 @@ def test_on_is_refused_where_windows_need_more_than_steps(demos, tmp_path):
     )
     with pytest.raises(ConfigError, match=naming("replay.on_device", "replay.windows=episode", "auto")):
         learner_of(config, demos, tmp_path / "run")
+
+
+def test_a_program_that_cannot_be_compiled_leaves_fewer_calls(caplog):
+    device, update = object.__new__(DeviceReplay), Mock()
+    update.lower.side_effect = RuntimeError("RESOURCE_EXHAUSTED")
+    device._mirror, device._update, device._programs, device._threaded = (), update, {}, False
+    device._thread = ThreadPoolExecutor(1)
+    for _ in range(2):
+        assert device.program(8, {}, {}, ()).calls == 1
+    device.close()
+    assert caplog.messages == [
+        f"no program of {n} calls of updates: RuntimeError: RESOURCE_EXHAUSTED" for n in device_replay.CALLS
+    ]
