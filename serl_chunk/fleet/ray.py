@@ -126,9 +126,9 @@ class RayEngine:
             _note(self._mark(name), "stopped")  # first: what Ray starts again from now on starts no child
         asked = {handle.stop.remote(drain): name for name, handle in handles.items()}
         waited = self._ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_S) if asked else ([], [])
-        for name in map(asked.get, waited[1]):
-            if name is not None and self._begins(name):  # another one takes its time, and has the request
-                self._ray.kill(handles[name])
+        for late in waited[1]:
+            if self._begins(asked[late]):  # another one takes its time, and has the request
+                self._ray.kill(handles[asked[late]])
 
     def close(self) -> None:
         ended, handles = [status.name for status in self.status() if status.ended], self._handles()

@@ -171,9 +171,7 @@ class ServerKeys:
                 both = (client.actors, other.name), (other.actors, client.name)
                 shared = any(pattern and not not_of_fleet(pattern, name) for pattern, name in both)
                 if shared and other != old and other.state(self._clock()) in ("joined", "invited"):
-                    text = (
-                        f"{client.name!r} and {other.name!r}: actors of a fleet's key may have the other's name"
-                    )
+                    text = f"{client.name!r} and {other.name!r}: actors of a fleet's key may have the other's name"
                     raise ConfigError(f"{text}. Choose another name or pattern, or revoke {other.name!r} first")
             self._write(client)
 
