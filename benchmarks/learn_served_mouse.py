@@ -48,7 +48,7 @@ from serl_chunk.replay.episode import human_segments
 from serl_chunk.runs.episodes import RunSource
 
 TESTS = HERE.parent / "tests" / "support"
-sys.path.insert(0, str(TESTS))
+sys.path.append(str(TESTS))
 from ptys import Pty  # noqa: E402
 
 HOLD = 0.2  # s: `device.hold_s`

@@ -91,8 +91,8 @@ def test_a_viewer_labels_the_episodes_of_an_evaluation(tmp_path, monkeypatch):
     monkeypatch.setattr(evaluation, "stop_on_signals", lambda stop, how: None)
     with pressing(monkeypatch, "f") as seen:
         assert run_evaluation(make_config(), EvaluationOptions(("5",), 2), tmp_path, viewer="0") == 0
-    assert seen[:2] == [f"{make_config().name}: evaluation", "episode 1 of 2"]
-    assert "episode 2 of 2" in seen
+    assert seen[:2] == [f"{make_config().name}: evaluation", "episode 1 of 2, start 1"]
+    assert "episode 2 of 2, start 2" in seen
     [result] = json.loads((tmp_path / "evaluations" / "evaluation_5.json").read_text())["results"]
     assert [(e["outcome"], e["ended_by"]) for e in result["episodes"]] == [("failure", "operator")] * 2
 
