@@ -227,7 +227,8 @@ class _Fleet:
             statuses, lines = () if child.running else (child.status,), tuple(self._relay.newest[name])
             state, detail = "running", f"process {child.process.pid}"
             if not child.running:
-                state = "stopped" if self._stopping else "failed" if child.status else "done"
+                ended = "stopped" if self._stopping else "done"
+                state = "failed" if child.status not in (0, INTERRUPTED) else ended
                 state, detail = "restarting" if child.restart_at is not None and not self._stopping else state, ""
             elif name in self._requested:
                 state = "stopping"
