@@ -45,7 +45,7 @@ ROOTS = [Path(package.__file__).resolve().parent for package in (serl_chunk, ser
 SHAPES = ("types.py",)  # the data themselves
 HORIZON, MARKED, LENGTH = 2, 5, 12
 CAMERA = SPEC.cameras[0].name
-STEP, SNAPSHOT = 20, 11  # files at most
+STEP, SNAPSHOT = 22, 11  # files at most; a step is acknowledged before its turn to be inserted
 MARK = np.float32(0.7390851).tobytes()  # in all that one tick observes and executes
 
 
@@ -227,6 +227,9 @@ def test_the_ways_of_a_step_and_of_a_snapshot(tmp_path):
                 pair.runner.accept(episode, pair.policy.decide(request))
             pair.runner.tick(episode)
         assert pair.link.flush(30)
+        ends = time.monotonic() + 10  # acknowledged, and inserted a moment later
+        while pair.learner.replay.stats()["replay/online_rows"] < LENGTH - 1 and time.monotonic() < ends:
+            time.sleep(0.01)
         step.follow(MARK)
         batch = pair.learner.replay.sample(np.random.default_rng(0), 256)
         step.traces = False
