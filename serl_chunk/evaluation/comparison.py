@@ -16,7 +16,7 @@ import numpy as np
 ERROR = 0.05  # probability of a verdict on policies that are equally good
 _BETS = np.arange(-199, 200, 2) / 200  # shares of what may be staked: a mixture of martingales is a martingale
 _MEANS, _CELL = _BETS, 0.01  # mean differences that an interval is made of, as cells of this width
-_MOST = 700.0  # logarithm of the largest capital that is told from others
+_MOST = 700.0  # logarithm of the largest capital; beyond it exp overflows
 
 
 class Pairs(NamedTuple):
