@@ -78,6 +78,9 @@ COMMANDS = {
     "fleet status": Command("the state of each process, and of each actor at the learner", "fleet"),
     "fleet stop": Command("end the actors and the learner of a fleet", "fleet"),
     "fleet write": Command("manifests of a fleet for Kubernetes, to edit", "fleet", words=True),
+    "sweep": Command(
+        "run an experiment with several seeds and settings, on this machine, Ray or Slurm", "sweep", words=True
+    ),
     "keys": Command("admit robot PCs to a learner over a network"),
     "keys init": Command("learner's machine: make its keys", "keys"),
     "keys add": Command("learner's machine: print the line of one robot PC", "keys"),

@@ -49,23 +49,34 @@ class Fleet(NamedTuple):
     ended: bool = False  # it was stopped
 
     def open(self, folder: Path) -> Engine:
-        """Return its engine. Raises ConfigError where that is not installed, or cannot be reached."""
-        if self.engine == "ray":
-            from serl_chunk.fleet.ray import RayEngine
-
-            return RayEngine(self.name, **self.options)
-        if self.engine == "slurm":
-            from serl_chunk.fleet.slurm import SlurmEngine
-
-            return SlurmEngine(folder, **self.options)
-        from serl_chunk.fleet.local import LocalEngine
-
-        return LocalEngine(folder)
+        """Return its engine, as `open_engine`."""
+        return open_engine(self.engine, self.name, folder, self.options)
 
     @property
     def address(self) -> LearnerAddress:
         file = self.learner["file"]
         return LearnerAddress(**self.learner | {"file": file and Path(file)})
+
+
+def open_engine(engine: str, name: str, folder: Path, options: dict[str, Any]) -> Engine:
+    """Return an engine. Raises ConfigError where it is not installed, or cannot be reached.
+
+    Args:
+        name: under which a cluster knows its jobs.
+        folder: of their states.
+        options: those of `engine_options`.
+    """
+    if engine == "ray":
+        from serl_chunk.fleet.ray import RayEngine
+
+        return RayEngine(name, **options)
+    if engine == "slurm":
+        from serl_chunk.fleet.slurm import SlurmEngine
+
+        return SlurmEngine(folder, **options)
+    from serl_chunk.fleet.local import LocalEngine
+
+    return LocalEngine(folder)
 
 
 def add_place(p: argparse.ArgumentParser) -> None:
@@ -80,6 +91,17 @@ def add_size(p: argparse.ArgumentParser) -> None:
     p.add_argument("--n_envs", type=int, metavar="N", help="simulators of each (default: 1)")
 
 
+def add_engine(p: argparse.ArgumentParser, **options: Any) -> None:
+    """Add the engine, and what it needs to know. `options`: of `--engine`."""
+    p.add_argument("--engine", choices=ENGINES, help="what starts the processes", **options)
+    p.add_argument("--resource", action="append", default=[], metavar="NAME=N",
+                   help="ray: that a process needs, cpu, gpu or a node's own (robot=1); repeatable")  # fmt: skip
+    p.add_argument("--ray_address", metavar="ADDRESS", help="ray: of the cluster (default: this machine's)")
+    p.add_argument("--slurm", action="append", default=[], metavar="NAME=VALUE",
+                   help="slurm: parameter of submitit (slurm_partition=gpu); repeatable")  # fmt: skip
+    p.add_argument("--open_cluster", action="store_true", help="ray: accept a cluster without tokens")
+
+
 def fleet_flags(p: argparse.ArgumentParser) -> None:
     """Add the flags of `fleet`."""
     p.usage = (
@@ -88,19 +110,14 @@ def fleet_flags(p: argparse.ArgumentParser) -> None:
         "       serl-chunk fleet write --engine kubernetes DIR --actors M -- FLAGS"
     )
     add_place(p)
-    p.add_argument("--engine", choices=ENGINES, required=True, help="what starts the processes")
+    add_engine(p, required=True)
     add_size(p)
     p.add_argument("--learner", action="store_true", help="start the learner too, in --checkpoint_path")
-    p.add_argument("--resource", action="append", default=[], metavar="NAME=N",
-                   help="ray: that an actor needs, cpu, gpu or a node's own (robot=1); repeatable")  # fmt: skip
     p.add_argument(
         "--learner_resource", action="append", default=[], metavar="NAME=N", help="ray: that the learner does"
     )
-    p.add_argument("--ray_address", metavar="ADDRESS", help="ray: of the cluster (default: this machine's)")
-    for name, whose in (("slurm", ""), ("learner_slurm", " of the learner alone")):
-        p.add_argument(f"--{name}", action="append", default=[], metavar="NAME=VALUE",
-                       help=f"slurm: parameter of submitit{whose} (slurm_partition=gpu); repeatable")  # fmt: skip
-    p.add_argument("--open_cluster", action="store_true", help="ray: accept a cluster without tokens")
+    p.add_argument("--learner_slurm", action="append", default=[], metavar="NAME=VALUE",
+                   help="slurm: parameter of submitit of the learner alone; repeatable")  # fmt: skip
 
 
 def status_flags(p: argparse.ArgumentParser) -> None:
@@ -231,7 +248,7 @@ def fleet_command(flags: argparse.Namespace) -> int:
     plan = plan_of(flags)
     folder = Path(flags.fleet_path).expanduser() / plan.name
     address = vars(plan.learner) | {"file": plan.learner.file and str(plan.learner.file)}
-    options = _engine_options(flags)
+    options = engine_options(flags)
     fleet = Fleet(plan.name, flags.engine, tuple(job.name for job in plan.jobs), options, address, str(plan.spool))
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -254,9 +271,10 @@ OF_ENGINES = {"resource": "ray", "learner_resource": "ray", "ray_address": "ray"
               "slurm": "slurm", "learner_slurm": "slurm"}  # fmt: skip
 
 
-def _engine_options(flags: argparse.Namespace) -> dict[str, Any]:
+def engine_options(flags: argparse.Namespace) -> dict[str, Any]:
+    """Return what the flags of `add_engine` give an engine. Raises ConfigError for those of another one."""
     for name, engine in OF_ENGINES.items():
-        own = not getattr(flags, name) or engine == flags.engine
+        own = not getattr(flags, name, None) or engine == flags.engine
         require(own, name, f"has no effect with --engine {flags.engine}. Remove it.")
     if flags.engine == "ray":
         resources, learner = _pairs(flags, "resource", float), _pairs(flags, "learner_resource", float)
@@ -273,7 +291,7 @@ def _value(text: str) -> int | str:
 
 def _pairs(flags: argparse.Namespace, name: str, read: Callable[[str], Any]) -> dict[str, Any]:
     found = {}
-    for text in getattr(flags, name):
+    for text in getattr(flags, name, ()):  # a sweep has none of a learner
         key, _, value = text.partition("=")
         try:
             found[key] = read(value)

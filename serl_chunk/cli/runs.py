@@ -10,6 +10,7 @@ import numpy as np
 
 from serl_chunk.config.fields import require
 from serl_chunk.logs import quiet_libraries
+from serl_chunk.runs.sweep import SWEEP
 from serl_chunk.types import ConfigError
 
 PAGE_BYTES = 20_000_000  # of the viewer's page next to a report
@@ -17,8 +18,8 @@ PAGE_BYTES = 20_000_000  # of the viewer's page next to a report
 
 def report_flags(p: argparse.ArgumentParser) -> None:
     """Add the flags of `report`."""
-    p.description = "Write report.html and report.png of a run, or one page that compares several."
-    p.add_argument("run", nargs="+", help="a run folder; several are compared")
+    p.description = "Write report.html and report.png of a run, one page that compares several, or that of a sweep."
+    p.add_argument("run", nargs="+", help="a run folder, or a sweep's; several runs are compared")
     p.add_argument("--out", metavar="FILE", help="of a comparison (default: report_vs_<others>.html in the first run)")
     p.add_argument(
         "--episodes", type=int, default=0, metavar="N",
@@ -29,9 +30,18 @@ def report_flags(p: argparse.ArgumentParser) -> None:
 
 def report_command(flags: argparse.Namespace) -> int:
     """Write the page and print its path. Raises SerlChunkError."""
-    if len(flags.run) > 1:
+    sweep = len(flags.run) == 1 and (Path(flags.run[0]) / SWEEP).exists()
+    if len(flags.run) > 1 or sweep:
         for name in ("films", "episodes"):
             require(not getattr(flags, name), name, "is for the report of one run. Remove it, or give one run")
+        if sweep:
+            from serl_chunk.runs.report.sweep import build_sweep_report
+
+            require(
+                flags.out is None, "out", "is for a comparison of runs; a sweep's report is in its folder. Remove it"
+            )
+            print(build_sweep_report(Path(flags.run[0])))
+            return 0
         from serl_chunk.runs.report.report import build_comparison
 
         print(build_comparison(flags.run, flags.out))

@@ -82,12 +82,14 @@ def open_run(config: ExperimentConfig, spec: RobotSpec, checkpoint_path: str | N
     return RunFolder(path, saved["run_id"], resumed, lock, saved, fresh)
 
 
-def lock_run(path: Path, lock: IO[str], remedy: str = ", then try again", *, parameter: str = "run") -> None:
-    """Lock a run's folder by its open lock file; raises ConfigError where a learner uses it."""
+def lock_run(
+    path: Path, lock: IO[str], remedy: str = ", then try again", *, parameter: str = "run", holder: str = "learner"
+) -> None:
+    """Lock a folder by its open lock file; raises ConfigError where another `holder` uses it."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise ConfigError(f"{path} is in use by another learner. Stop it{remedy}", parameter=parameter) from None
+        raise ConfigError(f"{path} is in use by another {holder}. Stop it{remedy}", parameter=parameter) from None
 
 
 def _claim(path: Path, lock: IO[str], config: ExperimentConfig, spec: RobotSpec) -> tuple[dict[str, Any], bool]:

@@ -68,6 +68,7 @@ FILES = {
     "file": "",
     "empty/": "",
     "hdf5/episode_0.hdf5": "torn",
+    "swept/sweep.json": json.dumps({"seeds": [1], "grid": {}, "flags": [], "runs": {}}),
     "newer/config.json": json.dumps({"format": 999, "name": "fake_aloha"}),
     "older/config.json": json.dumps({"format": 2, "name": "fake_aloha", "serl_chunk": {"version": "0.0.9"}}),
     "kept/config.json": json.dumps({"format": FORMAT, "name": "fake_aloha"}),
@@ -155,6 +156,17 @@ BAD: dict[str, tuple[str, ...]] = {
     "BOTH 3 --config.actor.clock=realtime": ("--actors", "3", "--config.actor.clock=lockstep"),
     "BOTH 2 --config.actor.intervention=gamepad": ("--actors", "one gamepad", "--config.actor.intervention=none"),
     "BOTH 2 --viewer 8000": ("--viewer", "8000", "Give 0"),
+    # sweeps
+    "sweep --seeds 5-1 --out T/out -- LOCAL": ("--seeds", "5-1", "as 1-5"),
+    "sweep --seeds 1 --grid agent.lr=1e-4,, --out T/out -- LOCAL": ("--grid", "agent.lr=1e-4,,", "none of them empty"),
+    "sweep --seeds 1 --grid agent.lrr=1 --out T/out -- LOCAL": ("--config.agent.lrr", "has no field 'lrr'", "'lr'"),
+    "sweep --seeds 1-2 --out T/swept -- LOCAL":
+        ("--out", "T/swept holds another sweep (seeds: [1] -> [1, 2]", "Choose another folder"),
+    "sweep --seeds 1 --out T/out -- LOCAL --seed 3": ("--seed", "Remove it behind the --"),
+    "sweep --seeds 1 --out T/out -- FAKE --learner": ("--learner", "--local", "--online_steps 0"),
+    "sweep --seeds 1 --out T/out --jobs 0 -- LOCAL": ("--jobs", "at least 1", "0"),
+    "sweep --seeds 1 --out T/out --slurm a=1 -- LOCAL": ("--slurm", "--engine local"),
+    "report T/swept --films 1": ("--films", "one run"),
     # values of flags
     "BOTH 0": ("--actors", "at least 1", "0"),
     "FAKE --learner --seed x": ("--seed", "x"),

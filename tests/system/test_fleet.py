@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
 import shutil
 import signal
@@ -10,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from processes import PATIENCE
+from processes import PATIENCE, settings
 from system_accounts import LIMITS, journal_rows
 
 from serl_chunk.fleet import ray as ray_engine
@@ -102,3 +104,40 @@ def test_nothing_is_lost_of_actors_that_are_killed(processes, environment, tmp_p
     assert lost == {}
     assert [folder for name in names for folder in (spool / "fake_aloha" / name).glob("*/")] == []
     assert "never arrived" not in (run / "learner.log").read_text()
+
+
+def test_a_sweep_that_is_interrupted_twice_equals_one_that_is_not(processes, tmp_path):
+    """Killed, then by Ctrl-C; the other one by submitit, where that is installed."""
+    small = settings(learner__pretrain_steps=0, learner__checkpoint_period=50)
+    words = ("--exp_name", "fake_aloha", "--local", "--debug", "--demo_path", str(processes.demos), "--offline_steps", "300",
+             "--online_steps", "0", "--eval_interval", "150", "--eval_episodes", "2", *small)  # fmt: skip
+
+    def sweep(folder: str, *engine: str):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        own = ("sweep", "--seeds", "1-5", "--jobs", "2", "--out", "swept", *engine)
+        return processes.start(*own, "--", *words, cwd=tmp_path / folder)
+
+    def table(folder: str) -> tuple[str, object]:
+        out = tmp_path / folder / "swept"
+        processes.start("report", str(out)).ends()
+        known = json.loads((out / "report.json").read_text())
+        assert known["unfinished"] == []
+        for figures in (*known["settings"].values(), *known["runs"].values()):
+            del figures["wall time (s)"]
+        return (out / "sweep.json").read_text(), known
+
+    local = ("--engine", "slurm", "--slurm", "cluster=local") if importlib.util.find_spec("submitit") else ()
+    whole, out = sweep("whole", *local), tmp_path / "twice" / "swept"
+    for seed, number, status in ((2, signal.SIGKILL, -signal.SIGKILL), (4, signal.SIGINT, 130)):
+        process = sweep("twice")
+        process.until((out / f"seed={seed}" / "checkpoints" / "50").exists, f"seed {seed} was not begun")
+        process.signal(number)
+        process.ends(status)
+    assert "seed=1: begins" not in sweep("twice").ends()  # nothing runs twice
+    assert "5 finished of 5" in whole.ends()
+    assert table("twice") == table("whole")
+    resumed = [
+        any("resumed" in str(row["text"]) for row in read_metrics(out / f"seed={s}")["event"]) for s in range(1, 6)
+    ]
+    assert any(resumed)
+    assert not all(resumed)

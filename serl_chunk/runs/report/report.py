@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -40,7 +40,7 @@ _EVALUATION_COLUMNS = (
 )  # fmt: skip
 
 _DASHES = ("-", "--", "-.", ":")
-_LOSS = "critic/critic_loss"
+_LOSS, LOSS = "critic/critic_loss", "Critic loss"
 _ROLLING = f"Mean of the last {panels.WINDOW} episodes."
 _ROLLING_OR_EACH = f"{_ROLLING} Of iterations on groups: all sampled episodes of each."
 
@@ -332,7 +332,7 @@ def build_comparison(run_dirs: Sequence[str | os.PathLike[str]], out: str | os.P
     content = [
         element("p", "Each run has its colour and line style in all plots."),
         section("Final numbers", _side_by_side(names, heads), key="numbers"),
-        *(_curves(names, metrics, *plotted) for plotted in _PLOTS),
+        *(_curves(names, metrics, *plotted) for plotted in PLOTS),
         section("Settings that differ", differ, key="configuration"),
         section("Origin", _side_by_side(names, map(tables.origin, configs)), key="origin"),
     ]
@@ -391,7 +391,7 @@ def _success(metrics: RunMetrics, key: str) -> tuple[np.ndarray, np.ndarray]:
     return (_of_iterations if panels.iterations(metrics) else _of_episodes)(metrics, key)
 
 
-_PLOTS: tuple[tuple[str, str, str, Curve, bool], ...] = (  # title, y axis, caption, curve, whether it is a share
+PLOTS: tuple[tuple[str, str, str, Curve, bool], ...] = (  # title, y axis, caption, curve, whether it is a share
     ("Success without intervention", "success", _ROLLING_OR_EACH, _success, True),
     (
         "Evaluations", "success", "Each at its checkpoint; intervals are in the runs' own reports.",
@@ -403,31 +403,66 @@ _PLOTS: tuple[tuple[str, str, str, Curve, bool], ...] = (  # title, y axis, capt
         _curve(panels.with_steps, lambda row: (row.get("intervention_steps") or 0) / row["episode/l"]), True,
     ),
     (
-        "Critic loss", _LOSS, "As logged.",
+        LOSS, _LOSS, "As logged.",
         _curve(lambda metrics: [r for r in metrics["train"] if r.get(_LOSS) is not None], _LOSS, rolling=False), False,
     ),
 )  # fmt: skip
 
 
+def axes_of(runs: Sequence[RunMetrics]) -> list[tuple[str, str]]:
+    """Return the counters over which runs are compared, with their labels: those that advanced, and wall time."""
+    kinds = {panels.ITERATIONS if panels.iterations(metrics) else panels.UPDATES for metrics in runs}
+    axes = [*(kinds if len(kinds) == 1 else ()), panels.AXES[0], panels.AXES[2]]  # an iteration is no update
+    return [axis for axis in axes if axis[0] == "wall" or any(panels.has_changed(run, axis[0]) for run in runs)]
+
+
 def _curves(
     names: Sequence[str], runs: Sequence[RunMetrics], title: str, ylabel: str, caption: str, curve: Curve, share: bool
 ) -> Html:
+    def lines(key: str) -> list[Line]:
+        return [Line(name, *curve(metrics, key)) for name, metrics in zip(names, runs, strict=True)]
+
+    return over_axes(runs, lines, title, ylabel, f"of {' and '.join(names)}", caption, share=share)
+
+
+class Line(NamedTuple):
+    """A named curve, each float64[N], with the band around it, if there is one."""
+
+    name: str
+    x: np.ndarray
+    y: np.ndarray
+    low: np.ndarray | None = None
+    high: np.ndarray | None = None
+
+
+def over_axes(
+    runs: Sequence[RunMetrics], lines: Callable[[str], list[Line]], title: str, ylabel: str, whose: str, caption: str,
+    *, share: bool,
+) -> Html:  # fmt: skip
+    """Build a section with curves over each counter that advanced in any of the runs; empty without a point.
+
+    Args:
+        lines: returns the curves over a counter.
+        whose: they are, for the figure's text.
+        share: they are shares.
+    """
+
     def panel(key: str, label: str) -> Callable[[Axes], bool]:
         def draw(ax: Axes) -> bool:
-            drawn = False
-            for i, (name, metrics) in enumerate(zip(names, runs, strict=True)):
-                x, y = curve(metrics, key)
+            shown = lines(key)
+            for i, line in enumerate(shown):
                 colour = panels.STYLES[i % len(panels.STYLES)][0]
                 style = _DASHES[(i + i // len(_DASHES)) % len(_DASHES)]
-                dot = "o" if len(x) <= 50 else None
-                ax.plot(*downsample(x, y), style, color=colour, marker=dot, ms=3, label=name)
-                drawn = drawn or bool(len(x))
+                dot = "o" if len(line.x) <= 50 else None
+                ax.plot(*downsample(line.x, line.y), style, color=colour, marker=dot, ms=3, label=line.name)
+                if line.low is not None and line.high is not None:
+                    ax.fill_between(line.x, line.low, line.high, color=colour, alpha=0.2, lw=0)
             if share:
                 percent_axis(ax, ylabel)
             ax.set_ylabel(ylabel)
             ax.set_xlabel(label)
             add_legend(ax)
-            return drawn
+            return any(len(line.x) for line in shown)
 
         return draw
 
@@ -435,5 +470,5 @@ def _curves(
     axes = [*(kinds if len(kinds) == 1 else ()), panels.AXES[0], panels.AXES[2]]  # an iteration is no update
     moved = [axis for axis in axes if axis[0] == "wall" or any(panels.has_changed(run, axis[0]) for run in runs)]
     svg = panels_svg([panel(*axis) for axis in moved])
-    alt = f"Line charts of {title.lower()} of {' and '.join(names)}."
+    alt = f"Line charts of {title.lower()} {whose}."
     return section(title, figure(svg, alt, caption), key=title.split()[0]) if svg else Html()
