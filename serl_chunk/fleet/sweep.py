@@ -91,6 +91,7 @@ class Scheduler:
         counts = {"finished": self.finished, "running": self.running, "waiting": self.waiting, "failed": self.failed}
         text = ", ".join(f"{len(names)} {state}" for state, names in counts.items() if names)
         lines = [f"  {name} | {status.lines[-1]}" for name, status in self.running.items() if status.lines]
+        lines += [f"  {name} | another process works on it" for name in self.waiting if self._busy(name)]
         return [f"{text} of {len(self._jobs)}", *lines]
 
     def _end(self, status: JobStatus) -> None:

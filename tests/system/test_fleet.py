@@ -109,8 +109,10 @@ def test_nothing_is_lost_of_actors_that_are_killed(processes, environment, tmp_p
 def test_a_sweep_that_is_interrupted_twice_equals_one_that_is_not(processes, tmp_path):
     """Killed, then by Ctrl-C; the other one by submitit, where that is installed."""
     small = settings(learner__pretrain_steps=0, learner__checkpoint_period=50)
-    words = ("--exp_name", "fake_aloha", "--local", "--debug", "--demo_path", str(processes.demos), "--offline_steps", "300",
-             "--online_steps", "0", "--eval_interval", "150", "--eval_episodes", "2", *small)  # fmt: skip
+    words = (
+        *("--exp_name", "fake_aloha", "--local", "--debug", "--demo_path", str(processes.demos), *small),
+        *("--offline_steps", "300", "--online_steps", "0", "--eval_interval", "150", "--eval_episodes", "2"),
+    )
 
     def sweep(folder: str, *engine: str):
         (tmp_path / folder).mkdir(exist_ok=True)

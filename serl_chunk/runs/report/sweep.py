@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from serl_chunk.io import atomic_write, format_duration, plural
+from serl_chunk.io import atomic_write, plural
 from serl_chunk.runs.metrics import RunMetrics, read_metrics
 from serl_chunk.runs.report.report import LOSS, PLOTS, Curve, Line, over_axes
 from serl_chunk.runs.sweep import Sweep, has_finished, read_sweep
@@ -18,6 +18,7 @@ from serl_chunk.viz.page import Html, element, fold, note, page, section, table
 TRIMMED = 0.25  # of the runs, at each end
 CONFIDENCE, RESAMPLES = 0.95, 2000
 POINTS = 100  # of a band
+TOOK = ("updates", "environment steps", "wall time (s)")  # figures of what a run took
 ALL = "as given"  # the setting of a sweep without a grid
 
 
@@ -94,8 +95,8 @@ def _last(metrics: RunMetrics) -> dict[str, float]:
     curves = {title: curve(metrics, "step")[1] for title, _, _, curve, _ in PLOTS if title != LOSS}
     known = {title: y[np.isfinite(y)] for title, y in curves.items()}
     last = metrics.last() or {"step": 0, "env_steps": 0, "wall": 0.0}
-    took = {"updates": last["step"], "environment steps": last["env_steps"], "wall time (s)": last["wall"]}
-    return {**{title: float(y[-1]) for title, y in known.items() if len(y)}, **took}
+    took = zip(TOOK, (last["step"], last["env_steps"], last["wall"]), strict=True)
+    return {**{title: float(y[-1]) for title, y in known.items() if len(y)}, **dict(took)}
 
 
 def _figures(runs: Sequence[RunMetrics]) -> dict[str, list[float | None]]:
@@ -112,15 +113,9 @@ _SHARES = {title for title, *_, share in PLOTS if share}
 def _cell(name: str, figures: Sequence[float | None] | None) -> str:
     if figures is None:
         return ""
-    show: Callable[[float], str] = "{:,.4g}".format
-    if name in _SHARES:
-        show = "{:.1%}".format
-    elif name == "wall time (s)":
-        show = format_duration
-    elif name in ("updates", "environment steps"):
-        show = "{:,.0f}".format
-    mean, *interval = [None if x is None else show(x) for x in figures]
-    return f"{mean}" if None in interval else f"{mean} [{interval[0]}, {interval[1]}]"
+    show = "{:.1%}".format if name in _SHARES else "{:,.0f}".format if name in TOOK else "{:,.4g}".format
+    mean, low, high = [None if x is None else show(x) for x in figures]
+    return f"{mean}" if low == high else f"{mean} [{low}, {high}]"  # None, or all runs have it
 
 
 def _settings(rows: Mapping[str, Any], counts: Mapping[str, int], settings: Mapping[str, Any]) -> Html:
