@@ -70,7 +70,7 @@ class Scheduler:
                 del self.running[name]
                 self._engine_of(name).close()  # it may keep a place on a cluster
                 self._end(status)
-            elif status.state != before.state:
+            elif status.state not in (before.state, "running"):
                 self._show(f"{name}: {status.state} {status.detail}".rstrip())
         free = 0 if self._stopping else self._at_once - len(self.running)
         for name in [name for name in self.waiting if free > 0 and not self._busy(name)][: max(0, free)]:

@@ -11,12 +11,15 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 from processes import PATIENCE, settings
 from system_accounts import LIMITS, journal_rows
 
 from serl_chunk.fleet import ray as ray_engine
 from serl_chunk.fleet.engines import LEARNER
+from serl_chunk.runs.checkpoints import CheckpointStore
 from serl_chunk.runs.metrics import read_metrics
 from serl_chunk.transport.storage.spool import Spool
 from serl_chunk.types import StepBlock
@@ -138,6 +141,12 @@ def test_a_sweep_that_is_interrupted_twice_equals_one_that_is_not(processes, tmp
     assert "seed=1: begins" not in sweep("twice").ends()  # nothing runs twice
     assert "5 finished of 5" in whole.ends()
     assert table("twice") == table("whole")
+    for seed in range(1, 6):  # rates of so few episodes may be equal by chance
+        one, other = (
+            CheckpointStore(tmp_path / folder / "swept" / f"seed={seed}").restore_policy(300).params
+            for folder in ("twice", "whole")
+        )
+        jax.tree.map(np.testing.assert_array_equal, one, other)
     resumed = [
         any("resumed" in str(row["text"]) for row in read_metrics(out / f"seed={s}")["event"]) for s in range(1, 6)
     ]
