@@ -132,14 +132,16 @@ def test_a_sweep_that_is_interrupted_twice_equals_one_that_is_not(processes, tmp
         return (out / "sweep.json").read_text(), known
 
     local = ("--engine", "slurm", "--slurm", "cluster=local") if importlib.util.find_spec("submitit") else ()
-    whole, out = sweep("whole", *local), tmp_path / "twice" / "swept"
+    out, at_work = tmp_path / "twice" / "swept", "of 5"
     for seed, number, status in ((2, signal.SIGKILL, -signal.SIGKILL), (4, signal.SIGINT, 130)):
         process = sweep("twice")
-        process.until((out / f"seed={seed}" / "checkpoints" / "50").exists, f"seed {seed} was not begun")
+        begun = (out / f"seed={seed}" / "checkpoints" / "50").exists
+        process.until(begun, f"seed {seed} was not begun", at_work=at_work)
         process.signal(number)
         process.ends(status)
-    assert "seed=1: begins" not in sweep("twice").ends()  # nothing runs twice
-    assert "5 finished of 5" in whole.ends()
+    for process in (sweep("twice"), sweep("whole", *local)):
+        process.until(lambda p=process: "5 finished of 5" in p.output, "it did not finish", at_work=at_work)
+        process.ends()
     assert table("twice") == table("whole")
     for seed in range(1, 6):  # rates of so few episodes may be equal by chance
         one, other = (
@@ -151,4 +153,4 @@ def test_a_sweep_that_is_interrupted_twice_equals_one_that_is_not(processes, tmp
         any("resumed" in str(row["text"]) for row in read_metrics(out / f"seed={s}")["event"]) for s in range(1, 6)
     ]
     assert any(resumed)
-    assert not all(resumed)
+    assert not all(resumed)  # nothing runs twice
