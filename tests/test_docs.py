@@ -363,6 +363,12 @@ def test_settings_exist(doc: Path):
         assert name in known[group], f"{group}.{name}"
 
 
+@every_page
+def test_metrics_exist(doc: Path):
+    named = re.findall(r"`(?:critic|actor|replay|wait|rates|timer|group)/(?!mean_weight_)(\w+)`", prose(doc))
+    assert set(named) - set(re.findall(r"\w+", sources())) == set()
+
+
 @pytest.fixture(scope="module")
 def flags() -> set[str]:
     with contextlib.redirect_stdout(io.StringIO()) as printed:
