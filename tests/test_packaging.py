@@ -178,3 +178,14 @@ def test_the_version_is_the_projects_and_the_commit_that_of_a_checkout(tmp_path)
         assert re.fullmatch(found, commit)
     (tmp_path / "file").write_text("2")
     assert version._commit(tmp_path) == f"{commit}-dirty"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_the_robot_servers_unit_is_valid(tmp_path: Path):
+    text = (ROBOT.parent / "serl-chunk-robot@.service").read_text()
+    program = "/opt/serl-chunk-robot/bin/serl-chunk-robot"
+    assert f"ExecStart={program} serve /etc/" in text
+    unit = tmp_path / "robot@.service"
+    unit.write_text(text.replace(program, sys.executable))
+    done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
