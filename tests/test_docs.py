@@ -46,9 +46,10 @@ from serl_chunk_robot.main import READING, REQUESTS
 from serl_chunk_robot.robot_file.config import load as load_robot
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCS = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCS = [*sorted(ROOT.glob("*.md")), ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TUTORIAL = ROOT / "docs" / "your_robot.md"
-WITH_FILES = (TUTORIAL, ROOT / "docs" / "pi0.md")  # pages whose commands use the files that they show
+# Pages whose commands use the files that they show. tests/system/test_tutorial.py runs those of tutorial.md.
+WITH_FILES = (TUTORIAL, ROOT / "docs" / "pi0.md", ROOT / "docs" / "tutorial.md")
 SERVING = ROOT / "docs" / "serving.md"  # tests/cli/test_serve.py runs its scripts
 DATA = ROOT / "docs" / "data.md"  # tests/data/formats/test_formats.py runs its lines
 LANGUAGES = {"console", "bash", "python", "toml", "text"}  # text is not tried: pictures and fragments
@@ -158,7 +159,8 @@ def test_every_block_says_what_it_is_and_only_known_programs_are_shown():
     assert {Path(words[0]).name for _, words in commands()} == known
 
 
-@pytest.mark.parametrize("words", commands_of("serl-chunk"))
+# Commands of a robot's server reach for one: tests/system/test_tutorial.py runs them.
+@pytest.mark.parametrize("words", [p for p in commands_of("serl-chunk") if p.values[0][0] != "robot"])
 def test_serl_chunk_accepts(
     words: list[str], calls: Calls, tutorial: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
