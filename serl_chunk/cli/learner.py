@@ -50,6 +50,7 @@ from serl_chunk.signals import (
 )
 from serl_chunk.transport.wire.handshake import ADDRESS, check_port, write_address
 from serl_chunk.types import RobotSpec
+from serl_chunk.viewer.run_page import RunPageProcess
 from serl_chunk_robot.wire.sockets import is_loopback
 
 logger = logging.getLogger(__name__)
@@ -184,7 +185,7 @@ def follow(config: ExperimentConfig, processes: Processes) -> int:
 
 def run_learner(
     config: ExperimentConfig, options: RunOptions, *, bind: str, port: int, insecure: bool, keys: str | None = None,
-    processes: Processes | None = None, metrics_port: str | None = None,
+    processes: Processes | None = None, metrics_port: str | None = None, run_page: int | None = None,
 ) -> int:  # fmt: skip
     """Train until `max_steps` or a signal, then write the last checkpoint and the report.
 
@@ -192,6 +193,7 @@ def run_learner(
         keys: the key folder.
         processes: that it is the first one of.
         metrics_port: see `MetricsPage`.
+        run_page: port of `RunPage`.
     """
     check_port(port)
     spec = prepare(config, options)
@@ -229,6 +231,10 @@ def run_learner(
             page = MetricsPage(metrics_port, service.figures, service.actor_states)
             stack.callback(page.close)
             logger.info(f"figures for Prometheus at port {metrics_port}")
+        if run_page is not None:
+            of_run = RunPageProcess(run.path, run_page, service.figures)
+            stack.callback(of_run.close)
+            logger.info(f"page of the run: {of_run.url}")
         logger.info(f"listening on {bind}:{port} (and the two ports after it); run folder {run.path}")
         started.set()
 

@@ -130,6 +130,8 @@ def training_parser() -> Parser:
         "ADDRESS", "lb", default=LOOPBACK)  # fmt: skip
     add("metrics_port", "serve its state and its actors' to Prometheus there: PORT of this machine, or ADDRESS:PORT",
         "PORT", "lb")  # fmt: skip
+    add("run_page", "show the run's curves and episodes on a page at this port of this machine (0: a free one)", "PORT",
+        "lb")  # fmt: skip
 
     group = p.add_argument_group("actor")
     add_aliases(group, OF_THE_ACTOR)
@@ -273,6 +275,7 @@ def _run_learning(config: ExperimentConfig, flags: argparse.Namespace) -> int:
         keys=flags.keys,
         processes=processes,
         metrics_port=flags.metrics_port,
+        run_page=None if flags.run_page is None else int(flags.run_page),
     )
 
 
@@ -363,9 +366,13 @@ def check_flags(parser: argparse.ArgumentParser, flags: argparse.Namespace, conf
          f"one {device} moves one robot ({one}). Give --config.actor.intervention=none or scripted."),
         (several and flags.viewer not in (None, "0"), "viewer",
          f"{flags.viewer} is one port, and --actors has {flags.actors} pages. Give 0: each takes a free one."),
+        (not (flags.run_page or "0").isdecimal(), "run_page",
+         f"must be a port, got {flags.run_page!r}: the page is served to this machine alone (127.0.0.1). Give a port, "
+         "and forward it with ssh -L."),
         (offline and flags.actor, "online_steps", "0 trains without actors. Remove --actor."),
-        (offline and (flags.bind != LOOPBACK or {"port", "keys", "insecure", "metrics_port"} & given), "online_steps",
-         "0 has no network. Remove --bind, --port, --keys, --insecure and --metrics_port."),
+        (offline and (flags.bind != LOOPBACK or {"port", "keys", "insecure", "metrics_port", "run_page"} & given),
+         "online_steps",
+         "0 has no network. Remove --bind, --port, --keys, --insecure, --metrics_port and --run_page."),
     ):  # fmt: skip
         require(not wrong, name, text)
     return mode

@@ -10,15 +10,17 @@ from pathlib import Path
 from serl_chunk.cli.data.options import add_reading, keys_of, open_any, options_of, shown_progress
 from serl_chunk.config.fields import require
 from serl_chunk.data.source import ReadOptions, Source
+from serl_chunk.runs.metrics import METRICS_FILE
 from serl_chunk.types import ConfigError
+from serl_chunk.viz.local_server import LocalServer
 
 
 def view_flags(p: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
     p.description = (
         "Look at the episodes of a run, file or folder in a browser of this machine: list and filter all of them, "
-        "play cameras, curves, Q and interventions, and label them as success, failure or discarded. The address "
-        "holds a secret; other machines cannot connect."
+        "play cameras, curves, Q and interventions, and label them as success, failure or discarded. Of a run, "
+        "also its curves, as they grow. The address holds a secret; other machines cannot connect."
     )
     add_reading(p)
     p.add_argument("--port", type=int, default=0, metavar="N", help="of this machine, 0 for a free one (default: 0)")
@@ -39,6 +41,10 @@ def view_command(flags: argparse.Namespace) -> int:
     if flags.out is None and flags.mcap is None and flags.episodes is not None:
         raise ConfigError("is for --out and --mcap. The viewer lists all of them", parameter="episodes")
     options = dataclasses.replace(options_of(flags), labels=False)
+    run = Path(flags.path[0]).expanduser()
+    served = flags.out is None and flags.mcap is None and flags.from_format is None
+    if served and len(flags.path) == 1 and (run / METRICS_FILE).is_file():
+        return _serve_run(run, options, flags.port)
     source = open_any(flags.path, options, flags.from_format)
     if not source.keys():
         raise ConfigError(f"{source.path}: has no episode yet ({source.format})")
@@ -56,17 +62,29 @@ def _listing(flags: argparse.Namespace, options: ReadOptions, source: Source) ->
     return open_any(flags.path, dataclasses.replace(options, cameras=()), flags.from_format)
 
 
+def _serve_run(run: Path, options: ReadOptions, port: int) -> int:
+    from serl_chunk.viewer.run_page import RunPage
+
+    with contextlib.closing(RunPage(run, port, options=options)) as page:
+        _until_interrupted(page, f"{page.url}\nwith run/ behind it: the run's curves")
+    return 0
+
+
 def _serve(source: Source, listing: Source | None, port: int) -> int:
     from serl_chunk.viewer.server import Viewer
 
     with contextlib.closing(Viewer(source, listing, port)) as viewer:
-        viewer.catalogue.start()
-        print(f"{viewer.url}\nopen this address on this machine; Ctrl-C ends the viewer", flush=True)
-        try:
-            viewer.serve_forever(poll_interval=0.2)
-        except KeyboardInterrupt:
-            print("viewer ended")
+        viewer.pages.catalogue.start()
+        _until_interrupted(viewer, viewer.url)
     return 0
+
+
+def _until_interrupted(server: LocalServer, address: str) -> None:
+    print(f"{address}\nopen this address on this machine; Ctrl-C ends the viewer", flush=True)
+    try:
+        server.serve_forever(poll_interval=0.2)
+    except KeyboardInterrupt:
+        print("viewer ended")
 
 
 def _write_page(flags: argparse.Namespace, source: Source) -> int:

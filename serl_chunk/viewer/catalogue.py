@@ -7,6 +7,7 @@ import functools
 import logging
 import math
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,11 +75,12 @@ class Catalogue:
     Args:
         source: opened with `ReadOptions.labels` False, so that discarded episodes are listed too.
         listing: the same without cameras, which the list is gathered from; `source` itself where that costs nothing.
+        known: keys of an earlier catalogue of the source, which keep their numbers.
     """
 
-    def __init__(self, source: Source, listing: Source | None = None) -> None:
+    def __init__(self, source: Source, listing: Source | None = None, known: Sequence[str] = ()) -> None:
         self.source, self._listing = source, listing or source
-        self.keys = source.keys()
+        self.keys = list(dict.fromkeys([*known, *source.keys()]))
         self.labels = _labels_of(source)
         self._rows: list[Row] = []
         self._lock = threading.Lock()  # of the rows and labels

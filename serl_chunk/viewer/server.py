@@ -5,6 +5,7 @@ Labels go to a run's journal, or to the `labels.json` of HDF5 and LeRobot data.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -87,23 +88,18 @@ class Labelling:
             self._amender.close()
 
 
-class Viewer(LocalServer):
-    """Serves the catalogue of a source, its frames and its labels on a loopback port.
+class EpisodePages:
+    """Answers the requests of the viewer's page: the catalogue of a source, its frames and its labels.
 
-    Raises ConfigError where the port cannot be used.
-
-    Args:
-        listing: see `Catalogue`.
-        port: 0 takes a free one.
+    `listing`, `known`: see `Catalogue`.
     """
 
-    def __init__(self, source: Source, listing: Source | None = None, port: int = 0) -> None:
+    def __init__(self, source: Source, listing: Source | None = None, known: Sequence[str] = ()) -> None:
         self.source = source
-        self.catalogue = Catalogue(source, listing)
+        self.catalogue = Catalogue(source, listing, known)
         self.labelling = Labelling(self.catalogue)
         self.notes = source.notes()
         self._files = RecentlyUsed(CACHE_BYTES, len)
-        super().__init__(_Handler, port, printed_by="`serl-chunk view`")
 
     def info(self) -> dict[str, Any]:
         """Return what is true of all episodes."""
@@ -128,44 +124,65 @@ class Viewer(LocalServer):
         file: bytes = self._files.get((number, camera, i), lambda: frame_file(rows, i))
         return file
 
-    def close(self) -> None:
-        self.server_close()
-        self.catalogue.close()
-        self.labelling.close()
-
-
-class _Handler(LocalHandler):
-    server: Viewer
-
     def get(self, path: list[str]) -> Answer:
-        viewer = self.server
+        """Return the answer to the parts of a path. Raises SerlChunkError."""
         match path:
             case [""]:
                 return file_answer(ASSETS / "page.html")
             case ["page.css" | "page.js" as name]:
                 return file_answer(ASSETS / name)
             case ["info"]:
-                return json_answer(viewer.info())
+                return json_answer(self.info())
             case ["list", first]:
-                rows = viewer.catalogue.rows(count(first), PAGE_ROWS)
-                total, gathered = len(viewer.catalogue.keys), viewer.catalogue.gathered
+                rows = self.catalogue.rows(count(first), PAGE_ROWS)
+                total, gathered = len(self.catalogue.keys), self.catalogue.gathered
                 return json_answer({"total": total, "gathered": gathered, "rows": [row.json() for row in rows]})
             case ["episode", number]:
-                return json_answer(viewer.episode(self._number(number)))
+                return json_answer(self.episode(self._number(number)))
             case ["frame", number, camera, i]:
-                file = viewer.frame(self._number(number), camera, count(i))
+                file = self.frame(self._number(number), camera, count(i))
                 return media_type(file), file, True
         raise RequestError(HTTPStatus.NOT_FOUND, "no such page")
 
-    def post(self, path: list[str]) -> Answer:
+    def post(self, path: list[str], body: Callable[[], dict[str, Any]]) -> Answer:
+        """The same of a label; `body` reads what came with it."""
         match path:
             case ["label", number]:
-                n, labelling = self._number(number), self.server.labelling
-                return json_answer({"row": labelling.set(n, self.body().get("label")).json()})
+                n = self._number(number)
+                return json_answer({"row": self.labelling.set(n, body().get("label")).json()})
         raise RequestError(HTTPStatus.NOT_FOUND, "no such page")
 
     def _number(self, text: str) -> int:
-        number, total = count(text), len(self.server.catalogue.keys)
+        number, total = count(text), len(self.catalogue.keys)
         if number >= total:
             raise RequestError(HTTPStatus.NOT_FOUND, f"there is no episode {number}, only 0..{total - 1}")
         return number
+
+    def close(self) -> None:
+        self.catalogue.close()
+        self.labelling.close()
+
+
+class Viewer(LocalServer):
+    """Serves the pages of a source's episodes on a loopback port.
+
+    Raises ConfigError where the port cannot be used. `port`: 0 takes a free one.
+    """
+
+    def __init__(self, source: Source, listing: Source | None = None, port: int = 0) -> None:
+        self.pages = EpisodePages(source, listing)
+        super().__init__(_Handler, port, printed_by="`serl-chunk view`")
+
+    def close(self) -> None:
+        self.server_close()
+        self.pages.close()
+
+
+class _Handler(LocalHandler):
+    server: Viewer
+
+    def get(self, path: list[str]) -> Answer:
+        return self.server.pages.get(path)
+
+    def post(self, path: list[str]) -> Answer:
+        return self.server.pages.post(path, self.body)

@@ -7,7 +7,7 @@ import html
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-_STYLE = Path(__file__).with_suffix(".css")
+STYLE = Path(__file__).with_suffix(".css")
 _VOID = ("meta", "img")
 
 
@@ -43,7 +43,7 @@ def page(title: str, *content: Html) -> str:
         element("meta", charset="utf-8"),
         viewport,
         element("title", title),
-        element("style", Html(_STYLE.read_text())),
+        element("style", Html(STYLE.read_text())),
     )
     body = element("body", element("main", element("h1", title), *content))
     return f'<!doctype html>\n<html lang="en">{head}{body}</html>\n'

@@ -155,6 +155,8 @@ BAD: dict[str, tuple[str, ...]] = {
     "BOTH 2 --config.robot.server=127.0.0.1": ("--actors", "same robot", "2", "--actor_id"),
     "BOTH 3 --config.actor.clock=realtime": ("--actors", "3", "--config.actor.clock=lockstep"),
     "BOTH 2 --config.actor.intervention=gamepad": ("--actors", "one gamepad", "--config.actor.intervention=none"),
+    "FAKE --learner --run_page 0.0.0.0:80": ("--run_page: must be a port", "Give a port"),
+    "FAKE --actor --run_page 8090": ("--run_page", "--learner"),
     "BOTH 2 --viewer 8000": ("--viewer", "8000", "Give 0"),
     # sweeps
     "sweep --seeds 5-1 --out T/out -- LOCAL": ("--seeds", "5-1", "as 1-5"),

@@ -112,7 +112,7 @@ def viewing(path: Path, **options: Any) -> Iterator[Browser]:
     """A viewer of `path` that serves."""
     viewer = Viewer(open_episodes(path, ReadOptions(labels=False, **options), None, (FORMAT,)))
     thread = threading.Thread(target=viewer.serve_forever, kwargs={"poll_interval": 0.01})
-    viewer.catalogue.start()
+    viewer.pages.catalogue.start()
     thread.start()
     try:
         yield Browser(viewer.url)

@@ -7,13 +7,17 @@ from pathlib import Path
 import pytest
 import viewed
 from chromium import MISSING, Chromium
+from metric_logs import add_episode, add_evaluation, open_log
 from viewed import LENGTH, viewing
 
 from serl_chunk.data.paths import open_episodes
 from serl_chunk.data.source import ReadOptions
 from serl_chunk.runs.episodes import RunSource
-from serl_chunk.types import Outcome
+from serl_chunk.runs.metrics import Counters
+from serl_chunk.types import ConfigError, Outcome
+from serl_chunk.viewer import run_page
 from serl_chunk.viewer.export import write_page
+from serl_chunk.viewer.run_page import RunPageProcess
 
 pytestmark = [pytest.mark.system, pytest.mark.skipif(bool(MISSING), reason=f"needs {' and '.join(MISSING)}")]
 
@@ -149,3 +153,34 @@ def test_the_written_page_works_without_a_viewer(tmp_path: Path, window):
     assert window.js("getComputedStyle(document.querySelector('#player')).display") == "none"
     assert window.js("state.rows.some((row) => row.label)") is False
     assert window.faults == []
+
+
+def test_the_page_of_a_run_follows_its_learner_and_leads_to_each_episode(tmp_path, window, monkeypatch):
+    folder, figures = viewed.run_folder(tmp_path / "run"), {"updates_due": 7.0, "env_steps": 3.0}
+    monkeypatch.setattr(run_page, "PERIOD", 0.1)
+    with open_log(folder) as log:
+        log.train(Counters(10, 20, 3), {"critic/critic_loss": 0.5, "rates/updates_per_s": 30.0, "wait/actor_s": 0.0})
+        for k in range(2):
+            add_episode(log, Counters(10, 20, 3), actor_id="s", number=k + 1, episode=f"s/{'ab'[k]}/e{k}")
+        page = RunPageProcess(folder, 0, lambda: figures)
+        try:
+            window.open(page.url)
+            window.until("at('figures').textContent === 'updates due 7'")
+            figures["updates_due"] = 8.0
+            window.until("at('figures').textContent === 'updates due 8'")
+            window.until("document.querySelectorAll('svg').length >= 4")
+            titles = window.js("[...document.querySelectorAll('figcaption b')].map((b) => b.textContent)")
+            assert {"success, last 20", "human acting", "critic/critic_loss", "per second"} <= {*titles}
+            add_episode(log, Counters(10, 60, 3), actor_id="s", number=3, episode="s/a/e2", succeed=False)
+            add_evaluation(log, Counters(10, 60, 3))
+            window.until("document.querySelector('#episodes td.failure') && at('head').textContent.includes('90.0%')")
+            window.open(window.js("document.querySelector('#episodes a').href"))
+            window.until("state.chosen === 2 && state.episode.id === 'e2'")
+            root = page.url.removesuffix("run/")
+            window.open(f"{root}?again#key=c%2Fe9")
+            window.until("at('empty').textContent.includes('not listed yet')")
+        finally:
+            page.close()
+        with pytest.raises(ConfigError, match="65536"):
+            run_page.RunPage(folder, 65536, parameter="run_page")
+    assert [fault for fault in window.faults if "ERR_CONNECTION_REFUSED" not in str(fault)] == []

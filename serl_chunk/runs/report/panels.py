@@ -312,14 +312,19 @@ draw_rates = train_panel(
 draw_replay = train_panel(REPLAY, "windows in replay", floor=0)
 
 
-def draw_waits(ax: Axes, metrics: RunMetrics) -> bool:
-    """Share of each logged period in which the learner, and the actors, waited for the other side."""
+def wait_shares(metrics: RunMetrics) -> RunMetrics:
+    """Return the train rows with `WAITS` as shares of each logged period."""
     seconds = np.diff([0.0, *(row["wall"] for row in metrics["train"])])
     shares = [
         row | {key: row[key] / s if s > 0 and row.get(key) is not None else None for key in WAITS}
         for row, s in zip(metrics["train"], seconds, strict=True)
     ]
-    drawn = train_panel(WAITS, "")(ax, RunMetrics({"train": shares}))
+    return RunMetrics({"train": shares})
+
+
+def draw_waits(ax: Axes, metrics: RunMetrics) -> bool:
+    """Share of each logged period in which the learner, and the actors, waited for the other side."""
+    drawn = train_panel(WAITS, "")(ax, wait_shares(metrics))
     plots.percent_axis(ax, "share of time waiting")
     return drawn
 

@@ -634,7 +634,11 @@ async function start() {
   window.addEventListener("resize", () => (drawRows(), drawPlots()));
   matchMedia("(prefers-color-scheme: dark)").onchange = () => state.episode && (showLegend(), drawPlots());
   const filling = fill();
-  const [n, tick] = location.hash.slice(1).split("@").map(Number);
+  const key = location.hash.startsWith("#key=") ? decodeURIComponent(location.hash.slice(5)) : null; // of a run's page
+  if (key) await filling;
+  const found = state.rows.find((row) => row.key === key);
+  if (key && !found) throw new Error("This episode is not listed yet: load this page again in a while.");
+  const [n, tick] = found ? [found.number] : location.hash.slice(1).split("@").map(Number);
   const given = location.hash && Number.isInteger(n) && n >= 0 && n < info.total;
   const first = embedded ? Number(Object.keys(embedded.episodes)[0] || 0) : 0;
   await choose(given ? n : first, tick || 0);
