@@ -47,6 +47,8 @@ COMMANDS = {
     "serve": Command("serve a policy to programs that speak openpi's protocol", "serve", settings=True),
     "data": Command("convert, export, inspect and check demonstrations"),
     "data convert": Command("into HDF5 files, or a LeRobot data set", "data.convert"),
+    "data merge": Command("several paths into one folder of HDF5 files, copies once", "data.convert"),
+    "data rename-task": Command("another text for a task, in the files of its episodes", "data.convert"),
     "data repair": Command("what is whole of a damaged data set, as a new one; lists what is left out", "data.convert"),
     "data export": Command("a run's episodes, also while it goes on", "data.convert"),
     "data inspect": Command("what these episodes hold, on one screen; exit status 1 for a fault", "data.inspect"),

@@ -171,6 +171,33 @@ def load_demos(
     return loaded._replace(dropped_steps=dropped, duplicates=duplicates, digest=digest, notes=notes)
 
 
+def without_copies(source: Source, keys: Sequence[str], *, skip_bad: bool = False) -> list[str]:
+    """Return the keys of every content once, as `load_demos` reads it: of copies the first with a task's text.
+
+    Episodes that cannot be read stay with `skip_bad`, for what reads them next to name. Raises DataError.
+    """
+    chosen: list[str] = []
+    alike: dict[str, list[int]] = {}  # digest of an episode's numbers -> its places in `chosen`
+    for key in keys:
+        try:
+            whole = source.read(key)
+        except DataError:
+            if not skip_bad:
+                raise
+            chosen.append(key)
+            continue
+        same = alike.setdefault(numbers_digest(whole), [])
+        for at in same:
+            other = source.read(chosen[at])
+            if _is_copy(other, whole):
+                chosen[at] = chosen[at] if other.begin.task else key
+                break
+        else:
+            same.append(len(chosen))
+            chosen.append(key)
+    return chosen
+
+
 def _leave_out(error: DataError, options: ReadOptions, left_out: list[str]) -> None:
     """Note what is left out because of `error`; without `options.skip_bad` raise it."""
     if not options.skip_bad:

@@ -130,7 +130,8 @@ class JoinedSource:
 
     def __init__(self, parts: Sequence[Source], proportion: float) -> None:
         self._parts, self._proportion = parts, proportion
-        self.path = episodes.folder_above([part.path for part in parts])
+        self.parts = [part.path for part in parts]
+        self.path = episodes.folder_above(self.parts)
         self.hz = parts[0].hz
         for part in parts:
             if part.hz != self.hz:

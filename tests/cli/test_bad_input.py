@@ -283,6 +283,11 @@ BAD: dict[str, tuple[str, ...]] = {
     "pi0 export T/journal T/out --exp_name fake_aloha_pi0 --merge_lora": ("--merge_lora", "has no LoRA"),
     "attention fit T/journal T/journal/ --out T/out": ("once",),
     "doctor --config.chunk.horizon=7": ("--exp_name",),
+    "data merge T/five T/demos --out T/five/sub": ("five/sub",),
+    "data merge T/five T/demos --out T/badly_labelled": ("other files", "new folder"),
+    "data merge T/five --out T/out --mode video": ("--mode", "Remove it"),
+    "data rename-task T/five lift cut": ("'lift'", "''", "Give one of these"),
+    "data rename-task T/journal lift cut": ("format run", "--to hdf5"),
 }  # fmt: skip
 FAILED = {  # status 1: what was asked for is right, and what it names is not
     "SCRIPT T/step.py",

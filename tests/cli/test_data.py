@@ -364,3 +364,37 @@ def test_a_run_that_it_was_fitted_on_has_to_be_wanted(runs, fitted, capsys):
     assert main([*words, "--fitted"]) == 0
     out = capsys.readouterr().out
     assert out.index(f"{runs[1]}:\n") < out.index(f"{runs[0]}:\n") < out.index("all runs:\n")
+
+
+def test_several_paths_are_merged_with_every_content_once_and_no_path_is_changed(run, demos, tmp_path, capsys):
+    for k, at in enumerate(("a", "b")):
+        (tmp_path / at).mkdir()
+        shutil.copy(demos / "episode_0.hdf5", tmp_path / at / f"x_{k}.hdf5")
+    assert main(["data", "rename-task", str(tmp_path / "b"), "", "lift the cube"]) == 0
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*.hdf5")}
+    paths = [str(path) for path in (tmp_path / "a", demos, tmp_path / "b", run.path)]
+    out = tmp_path / "merged"  # next to what is read
+    words = ["data", "merge", *paths, "--out", str(out), "--workers", "0"]
+    assert main(words) == 0
+    assert "2 copies left out" in capsys.readouterr().out
+    merged = [read_episode(file, SPEC) for file in files(out)]
+    assert len(merged) == 3 + 4
+    assert merged[0].begin.task == "lift the cube"
+    for ours, theirs in zip(merged[3:], run.episodes, strict=True):
+        assert_equal(ours, theirs.episode())
+    assert {file: file.read_bytes() for file in before} == before
+    assert main(words) == 2  # nothing is overwritten
+
+
+def test_a_task_is_renamed_in_the_files_that_have_it_alone(demos, capsys):
+    assert main(["data", "rename-task", str(demos / "episode_1.hdf5"), "", "lift"]) == 0
+    before = {file: read_episode(file, SPEC) for file in files(demos)}
+    untouched = (demos / "episode_0.hdf5").read_bytes()
+    assert main(["data", "rename-task", str(demos), "lift", "place"]) == 0
+    assert "1 of 3 episodes" in capsys.readouterr().out
+    after = {file: read_episode(file, SPEC) for file in files(demos)}
+    assert [e.begin.task for e in after.values()] == ["", "place", ""]
+    assert_equal(after[demos / "episode_1.hdf5"], before[demos / "episode_1.hdf5"]._replace(
+        begin=before[demos / "episode_1.hdf5"].begin._replace(task="place")))  # fmt: skip
+    assert (demos / "episode_0.hdf5").read_bytes() == untouched
+    assert sorted(file.name for file in demos.iterdir()) == [f"episode_{k}.hdf5" for k in range(3)]

@@ -1,4 +1,4 @@
-"""`serl-chunk data convert`, `export` and `encoder`: writes episodes of any format or of a run, and encoder weights."""
+"""`serl-chunk data convert`, `merge`, `export` and their like: episodes of any format, written anew or renamed."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ from typing import Any
 from serl_chunk.cli.data import options as data_flags
 from serl_chunk.data.convert.convert import ConversionError, Progress, convert
 from serl_chunk.data.convert.manifest import NAME as MANIFEST
+from serl_chunk.data.demos import without_copies
 from serl_chunk.data.encoder_weights import read_resnet10, write_weights
 from serl_chunk.data.formats.episodes import EpisodeFiles
+from serl_chunk.data.formats.hdf5 import rename_task, task_of
 from serl_chunk.data.lerobot.reader import LeRobotSource
 from serl_chunk.data.source import Json, ReadOptions, Sink, Source
+from serl_chunk.io import os_faults
 from serl_chunk.runs.episodes import RunDemos, RunSource, is_run
 from serl_chunk.types import ConfigError, DataError, Outcome
 from serl_chunk.types import Source as Acted
@@ -55,6 +58,28 @@ def repair_flags(p: argparse.ArgumentParser) -> None:
     data_flags.add_reading(p)
     data_flags.add_writing(p)
     p.set_defaults(skip_bad=True, max_samples=None)
+
+
+def merge_flags(p: argparse.ArgumentParser) -> None:
+    """Add the flags of `merge`."""
+    p.description = (
+        "Write the episodes of several paths, of any format, as one folder of HDF5 files in the order of the paths. "
+        "Every content is in it once; of copies the first with a task's text. No path is changed."
+    )
+    data_flags.add_reading(p)
+    data_flags.add_writing(p)
+    p.set_defaults(to="hdf5", max_samples=None)
+
+
+def rename_task_flags(p: argparse.ArgumentParser) -> None:
+    """Add the flags of `rename-task`."""
+    p.description = (
+        "Give the episodes of the task OLD the text NEW, in their HDF5 files, each replaced whole. A run that read "
+        "such a file names it as changed."
+    )
+    p.add_argument("path", metavar="PATH", help="an HDF5 file, or a folder of them")
+    p.add_argument("old", metavar="OLD", help="the whole text; '' for episodes without one")
+    p.add_argument("new", metavar="NEW", help="the text that replaces it")
 
 
 def export_flags(p: argparse.ArgumentParser) -> None:
@@ -109,6 +134,39 @@ def repair_command(flags: argparse.Namespace) -> int:
         )
     _check_target(flags)
     return _write_data_set(flags, options, source, source.keys())
+
+
+def merge_command(flags: argparse.Namespace) -> int:
+    """Merge, and return the exit status. Raises ConfigError, DataError."""
+    _check_target(flags)
+    options = data_flags.options_of(flags)
+    source = data_flags.open_any(flags.path, options, flags.from_format)
+    whole = source.keys()
+    keys = without_copies(source, whole, skip_bad=flags.skip_bad)
+    copies = [f"{len(whole) - len(keys)} copies left out"] if len(keys) < len(whole) else []
+    return _write_data_set(flags, options, source, keys, copies)
+
+
+def rename_task_command(flags: argparse.Namespace) -> int:
+    """Rename the task in files, and return the exit status. Raises ConfigError, DataError."""
+    source = data_flags.open_any([flags.path], ReadOptions(labels=False), None)
+    if not isinstance(source, EpisodeFiles):
+        raise ConfigError(
+            f"{source.path}: is of format {source.format} (expected episodes). `serl-chunk data convert --to hdf5` "
+            "writes files whose task can be renamed"
+        )
+    tasks = {path: task_of(path) for path in source.files.values()}  # all of them before the first is replaced
+    chosen = [path for path, task in tasks.items() if task == flags.old]
+    if not chosen:
+        found = ", ".join(repr(task) for task in sorted(set(tasks.values())))
+        raise ConfigError(
+            f"{source.path}: no episode of the task {flags.old!r} (there are: {found}). Give one of these"
+        )
+    with os_faults(DataError, f"{source.path}: cannot be written", "Make room, and repeat the command"):
+        for path in chosen:
+            rename_task(path, flags.new)
+    print(f"{source.path}: {len(chosen)} of {len(tasks)} episodes are of the task {flags.new!r} now")
+    return 0
 
 
 def export_command(flags: argparse.Namespace) -> int:

@@ -88,8 +88,9 @@ def convert(
         raise ConfigError(f"must be above 0 seconds, got {tolerance_s}", parameter="tolerance_s")
     if not keys:
         raise DataError(f"{source.path}: no episodes to convert")
-    if source.path.resolve() in (folder.resolve(), *folder.resolve().parents):
-        raise ConfigError(f"{folder}: lies in {source.path}, which is read. Choose a folder outside of it")
+    for path in getattr(source, "parts", ()) or (source.path,):
+        if path.resolve() in (folder.resolve(), *folder.resolve().parents):
+            raise ConfigError(f"{folder}: lies in {path}, which is read. Choose a folder outside of it")
     wanted = {
         "path": str(source.path.resolve()),
         "format": source.format,

@@ -46,6 +46,7 @@ class EpisodeFiles:
     labels: Mapping[str, Label] = dataclasses.field(default_factory=dict)  # of its keys
     unread: tuple[str, ...] = ()  # folders with other files, in that of these
     hz: float | None = None
+    parts: tuple[Path, ...] = ()  # what was opened together, where it is not `path` itself
     format: str = "episodes"
 
     def __post_init__(self) -> None:
@@ -153,7 +154,9 @@ def open_together(paths: Sequence[Path], options: ReadOptions) -> EpisodeFiles:
         place = os.path.relpath(path.parent if path.is_file() else path, above)
         files |= {os.path.normpath(f"{place}/{key}"): file for key, file in found.items()}
         rewards |= {os.path.normpath(f"{place}/{key}"): reward for key, reward in of_path.items()}
-    return _opened(above, options, files, rewards)
+    source = _opened(above, options, files, rewards)
+    source.parts = tuple(paths)
+    return source
 
 
 def _matches(path: Path) -> bool:

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ from serl_chunk.data.formats.hdf5_io import array, arrays_in, close_files, frame
 from serl_chunk.data.frames import FileVersion
 from serl_chunk.data.source import ReadOptions, decode_images
 from serl_chunk.data.validate import check_episode
-from serl_chunk.io import fsync_path, os_reason
+from serl_chunk.io import atomic_path, fsync_path, os_reason
 from serl_chunk.types import (
     DECISION_PREFIX,
     HUMAN_DIMS,
@@ -220,6 +221,26 @@ def _write(
     rl.attrs.update({"terminated": end.terminated, "truncated": end.truncated})
     if end.reward is not None:
         rl.attrs["end_reward"] = end.reward
+
+
+def task_of(path: Path) -> str:
+    """Return the text of the task of an episode's file, "" without one. Raises DataError."""
+    with opened(path) as file:
+        return next((attribute_text(at.attrs["task"]) for at in _with_task(file)), "")
+
+
+def rename_task(path: Path, text: str) -> None:
+    """Give the task of an episode's file another text; the file is replaced whole. Raises OSError."""
+    with atomic_path(path.resolve(), durable=True) as part:
+        shutil.copy2(path, part)
+        with h5py.File(part, "r+") as file:
+            for at in _with_task(file) or [file]:
+                at.attrs["task"] = _fixed_text(text)
+
+
+def _with_task(file: h5py.File) -> list[h5py.Group]:
+    """The groups with the text: of this project's files `/rl`, of ALOHA's the root."""
+    return [at for at in (file.get("rl"), file) if at is not None and "task" in at.attrs]
 
 
 def _fixed_text(text: str) -> np.ndarray:
