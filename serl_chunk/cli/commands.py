@@ -73,6 +73,7 @@ COMMANDS = {
         settings=True,
     ),
     "memory": Command("the memory that a learner will need on its devices and in its host", "memory", settings=True),
+    "example": Command("write a small trained run into a folder, to try without training", "example"),
     "presets": Command("list the algorithms that --preset names", "experiments"),
     "report": Command("write the report of a run", "runs"),
     "rollback": Command("let a run go on from an earlier policy version", "runs"),

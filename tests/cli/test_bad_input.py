@@ -273,6 +273,8 @@ BAD: dict[str, tuple[str, ...]] = {
     "view T/five --out a --mcap b": ("--out", "--mcap"),
     "robot dry T/demos --file T/one_arm.toml": ("7 joints",),
     "FAKE --actor SERVED --eval_checkpoint_step latest --eval_n_trajs 3": ("--eval_checkpoint_step",),
+    "example T/five": ("T/five exists", "Give a folder"),
+    "example T/file/run": ("T/file/run", "Choose another folder"),
     "keys remove": ("remove", "init", "add", "serl-chunk keys --help"),
     "TRAIN --out T/classifier": ("--out", "T/classifier"),
     "pi0 import nothing x.npz FAKE": ("agent.policy=pi0",),

@@ -303,11 +303,14 @@ def _length(row: Row) -> int:
 def recorded_episodes(run: Path, source: RunSource) -> list[tuple[str, int]]:
     """Return key and number of the training episodes that the journal has, the newest first.
 
-    An episode belongs to the row of `metrics.jsonl` in the same place, counted from the end, if their lengths agree;
-    others are left out. Raises DataError (no `metrics.jsonl`).
+    An episode belongs to the row of `metrics.jsonl` that names it, of older runs to that in the same place, counted
+    from the end, if their lengths agree; others are left out. Raises DataError (no `metrics.jsonl`).
     """
     keys = [key for key in source.keys() if not source.about(key).demonstration]  # those have no row
-    both = zip(reversed(keys), reversed(read_metrics(run)["episode"]), strict=False)
+    rows = read_metrics(run)["episode"]
+    named = {row["episode"].removeprefix(f"{row['actor_id']}/"): row for row in rows if row.get("episode")}
+    by_place = zip(reversed(keys), reversed(rows), strict=False)
+    both = [(key, named[key]) for key in reversed(keys) if key in named] if named else by_place
     return [(key, row["number"]) for key, row in both if row.get("episode/l") == source.about(key).length]
 
 
