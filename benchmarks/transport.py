@@ -1,11 +1,12 @@
 """What the transport moves between processes over loopback, beside bare DEALER/ROUTER sockets in the same run.
 
-    python benchmarks/transport.py [--quick] [--json FILE] [--agentlace DIR [--agentlace_python PATH]]
+    python benchmarks/transport.py [--quick] [--rates] [--json FILE] [--agentlace DIR [--agentlace_python PATH]]
 
-The contestants take turns, each in processes of its own; figures are medians over the repetitions. A row is a state of
-14 joints, or that and three images of 128x128 noise. `live` rows travel one to a message, `catch-up` rows as many as
-the transport puts in one, at most a hundred. Rates count from the first hand-over to the last acknowledgement. It
-needs Linux, for what it reads about its processes.
+The contestants take turns, each in processes of its own; figures are medians over the repetitions. The main ones are
+ratios of processor time, both ends together, to two floors: bare sockets, and bare sockets that write each row to a
+file first, both also with CURVE. A row is a state of 14 joints, or that and three images of 128x128 noise. `live` rows
+travel one to a message, `catch-up` rows as many as the transport puts in one, at most a hundred. Rates count from the
+first hand-over to the last acknowledgement. It needs Linux, for what it reads about its processes.
 
 `--agentlace` adds HIL-SERL's transport from a checkout of it. Its server builds a debug message of every request
 whether it is printed or not; in the copy that is measured here that line is removed.
@@ -32,6 +33,7 @@ def main() -> None:
     parser.add_argument("--agentlace_python", metavar="PATH", help="interpreter that has what agentlace imports")
     parser.add_argument("--folder", metavar="DIR", default="runs", help="where the journals on disk are written")
     parser.add_argument("--repeats", type=int, help=f"of each measurement; {REPEATS} by default")
+    parser.add_argument("--rates", action="store_true", help="rates and processor time alone")
     parser.add_argument("--quick", action="store_true", help="a minute, to see that it works: its figures mean little")
     args = parser.parse_args()
     sizes = Sizes.quick() if args.quick else Sizes()
@@ -46,6 +48,8 @@ def main() -> None:
         for repetition in range(repeats):
             print(f"repetition {repetition + 1} of {repeats}", file=sys.stderr, flush=True)
             rates(figures, contestants, sizes)
+            if args.rates:
+                continue
             journal(figures, contestants[0], sizes, {"tmpfs": Path(tmpfs), "disk": Path(disk)})
             parameters(figures, contestants, sizes)
             timing(figures, contestants, sizes)

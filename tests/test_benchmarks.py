@@ -14,6 +14,7 @@ import pytest
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 from support.results import Run, read
+from support.transport_baselines.figures import CPU_RATIOS
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 pytestmark = pytest.mark.system
@@ -74,10 +75,11 @@ def test_every_row_arrives_once_costs_something_and_is_in_the_table_of_transport
         assert figures[f"{load_}_live_1_ours_steps_per_message"] == 1  # live rows travel alone, others together
         assert 2 < figures[f"{load_}_catchup_1_ours_steps_per_message"] <= 100
     assert figures["cameras_live_1_keys_steps_per_s"] > 0
+    assert min(figures[f"cameras_live_1_{a}_cpu_of_{b}"] for a, b in CPU_RATIOS if b != "agentlace") > 0
     for spool in ("memory", "disk"):  # a restarted learner
         at = f"recovery_{spool}_ours"
         assert (figures[f"{at}_missing"], figures[f"{at}_delivered_again"], figures[f"{at}_s"] > 0) == (0, 0, True)
-    sections = ("steps per second", "bytes per step", "journal", "published until applied", "50 Hz", "backlog")
+    sections = ("processor time", "steps per second", "bytes per step", "journal", "published", "50 Hz", "backlog")
     shown = (f"{figures['state_live_1_ours_steps_per_s']:,.0f}", "the whole actor, 50 MB/s, late")
     assert [text for text in (*(f"\n{section}" for section in sections), *shown) if text not in table] == []
 

@@ -11,6 +11,12 @@ MS, MB = 1e3, 1e-6
 LOADS = {"cameras": "three cameras", "state": "state only"}
 LABELS = {"live": "live", "catchup": "catch-up"}
 TEAMS = ("ours", "keys", "bare", "agentlace")
+FLOORS = ("bare_file", "bare_curve", "bare_file_curve")
+# Of processor time, both ends together: bare sockets, what a row costs at least that is on disk before it is sent, and
+# both with keys.
+CPU_RATIOS = (
+    ("ours", "bare"), ("ours", "bare_file"), ("ours", "agentlace"), ("keys", "bare_curve"), ("keys", "bare_file_curve"),
+)  # fmt: skip
 TIMED = {"ours": "ours", "keys": "ours with keys", "agentlace": "agentlace"}
 Cell = str | float | None
 
@@ -38,23 +44,31 @@ class Figures:
     def table(self) -> str:
         """All of it, beside what each should reach."""
         m = self.medians()
-        parts = (_rates(m), _costs(m), _journal(m), _parameters(m), _timing(m), _recovery(m))
+        parts = [_ratios(m), _rates(m), _costs(m)]
+        if "sequential_disk_bytes_per_s" in m:  # else rates alone
+            parts += [_journal(m), _parameters(m), _timing(m), _recovery(m)]
         return "\n".join(itertools.chain.from_iterable(parts))
 
 
 def _section(title: str, *columns: str) -> str:
-    return f"\n{title:40s}" + "".join(f"{c:>14s}" for c in columns)
+    return f"\n{title:40s}" + "".join(f"{c:>15s}" for c in columns)
 
 
 def _line(what: str, *cells: Cell) -> str:
     shown = [c if isinstance(c, str) else "-" if c is None else _number(c) for c in cells]
-    return f"{what:40s}" + "".join(f"{c:>14s}" for c in shown)
+    return f"{what:40s}" + "".join(f"{c:>15s}" for c in shown)
 
 
 def _cases(*counts: int) -> Iterator[tuple[str, str, str, int]]:
     """Yield (title, load, label, actors) of each measured rate."""
     for load, label, actors in itertools.product(LOADS, LABELS, counts):
         yield f"{LOADS[load]}, {LABELS[label]}, {actors} actor{'s' if actors > 1 else ''}", load, label, actors
+
+
+def _ratios(m: dict[str, float]) -> Iterator[str]:
+    yield _section("processor time, of both ends", *(f"{a}/{b}".replace("bare_", "b_") for a, b in CPU_RATIOS))
+    for title, load, label, actors in _cases(1, 4):
+        yield _line(title, *(m.get(f"{load}_{label}_{actors}_{a}_cpu_of_{b}") for a, b in CPU_RATIOS))
 
 
 def _rates(m: dict[str, float]) -> Iterator[str]:
@@ -76,9 +90,10 @@ def _costs(m: dict[str, float]) -> Iterator[str]:
         cells = [m.get(f"{prefix}_{team}_bytes_per_step") for team in TEAMS]
         yield _line(title, *cells, m.get(f"{prefix}_ours_steps_per_message"))
     for side in ("actor", "learner"):
-        yield _section(f"CPU of the {side}, us per step", *TEAMS)
+        teams = (*TEAMS, *FLOORS)
+        yield _section(f"CPU of the {side}, us per step", *teams)
         for title, load, label, actors in _cases(1, 4):
-            yield _line(title, *(m.get(f"{load}_{label}_{actors}_{team}_{side}_cpu_us_per_step") for team in TEAMS))
+            yield _line(title, *(m.get(f"{load}_{label}_{actors}_{team}_{side}_cpu_us_per_step") for team in teams))
 
 
 def _journal(m: dict[str, float]) -> Iterator[str]:

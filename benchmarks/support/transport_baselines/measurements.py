@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from support.ports import free_port
-from support.transport_baselines.figures import Figures
+from support.transport_baselines.figures import CPU_RATIOS, Figures
 from support.transport_baselines.processes import ACTORS, Deployment
 from support.worker import BENCHMARKS, environment
 
 BATCHES = {"live": 1, "catchup": 100}
 LOADS = {"cameras": True, "state": False}
+WITH_KEYS = ("keys", "bare_curve", "bare_file_curve")  # with one actor alone
 MB_PER_S = 50.0  # of parameters, while ticks are timed
 BEFORE = 10  # rows that the killed learner had acknowledged
 BLOCK = bytes(1 << 20)  # of the sequential write
@@ -55,15 +56,23 @@ class Sizes:
 
 
 def rates(figures: Figures, deployments: list[Deployment], sizes: Sizes) -> None:
-    """Rows per second, bytes and processor time per row, of one actor and of four."""
+    """Rows per second, bytes and processor time per row, of one actor and of four; and ratios of the latter.
+
+    The processor time of both ends counts: on a busy machine a rate by the clock measures the others' work.
+    """
     for load, cameras in LOADS.items():
         for label, batch in BATCHES.items():
             for actors in (1, ACTORS):
+                cpu: dict[str, float] = {}
                 for deployment in deployments:
-                    if deployment.name == "keys" and actors > 1:
+                    if deployment.name in WITH_KEYS and actors > 1:
                         continue
                     found = _rate(deployment, sizes.rows[load, label], cameras, batch, actors)
                     figures.add_all(f"{load}_{label}_{actors}_{deployment.name}", found)
+                    cpu[deployment.name] = found["actor_cpu_us_per_step"] + found["learner_cpu_us_per_step"]
+                for ours, anchor in CPU_RATIOS:
+                    if ours in cpu and anchor in cpu:
+                        figures.add(f"{load}_{label}_{actors}_{ours}_cpu_of_{anchor}", cpu[ours] / cpu[anchor])
 
 
 def _rate(deployment: Deployment, n: int, cameras: bool, batch: int, actors: int, **options: Any) -> dict[str, float]:
@@ -138,6 +147,8 @@ def parameters(figures: Figures, deployments: list[Deployment], sizes: Sizes) ->
     """From the call that publishes until an actor has the whole of it, and how long the call takes."""
     for megabytes, times in sizes.publishes.items():
         for deployment in deployments:
+            if deployment.name.startswith("bare_"):
+                continue
             with deployment.connected(subscribe=True):
                 deployment.learner("make_parameters", megabytes=megabytes)
                 actor = deployment.actors[0]
@@ -157,7 +168,7 @@ def timing(figures: Figures, deployments: list[Deployment], sizes: Sizes) -> Non
     Also with the whole actor, a policy and a simulated robot in it (`actor_lateness.py`).
     """
     for deployment in deployments:
-        if deployment.name == "bare":
+        if deployment.name.startswith("bare"):
             continue
         for case in ("quiet", "parameters"):
             with deployment.connected(subscribe=True):

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import zmq
+
 from serl_chunk.transport.security.server import ServerKeys
 from support.worker import Worker
 
@@ -62,16 +64,21 @@ def make_deployment(name: str, module: str, options: dict[str, Any] | None = Non
 
 @contextlib.contextmanager
 def deployments(folder: Path, agentlace: str | None, python: str) -> Iterator[list[Deployment]]:
-    """Ours, ours with keys (the same processes), the bare sockets and, from a checkout, agentlace; ended afterwards."""
+    """Ours, bare sockets, both also with keys, bare ones that write first, and agentlace; ended afterwards."""
     with contextlib.ExitStack() as stack:
         interpreter = stack.enter_context(_patched(Path(agentlace), python)) if agentlace else None
         ours = make_deployment("ours", "support.transport_baselines.ours")
         keys = folder / "keys"
         ServerKeys.ensure(keys)  # which has a key for actors on this machine, too
+        bare = make_deployment("bare", "support.transport_baselines.raw_zmq")
+        curve = [key.decode() for key in zmq.curve_keypair()]
         found = [
             ours,
             ours.variant("keys", keys=str(keys)),
-            make_deployment("bare", "support.transport_baselines.raw_zmq"),
+            bare,
+            bare.variant("bare_file", file=True),
+            bare.variant("bare_curve", curve=curve),
+            bare.variant("bare_file_curve", file=True, curve=curve),
         ]
         if interpreter is not None:
             ports = _free_ports(2)

@@ -1,9 +1,17 @@
-"""Bare DEALER/ROUTER sockets with acknowledgements: the same arrays, nothing decoded, nothing kept. A ceiling."""
+"""Bare DEALER/ROUTER sockets with acknowledgements: the same arrays, nothing decoded, nothing kept. A ceiling.
+
+With `file` each message is written to a file before it is sent, as what is recorded has to be; with `curve` (the
+learner's key pair) the sockets are encrypted.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import tempfile
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +21,8 @@ from support.transport_baselines import workload
 
 WINDOW_ROWS, ACK_ROWS = 64, 16
 BLOCK_BYTES = 1 << 20  # of a message of many rows: as much as ours takes
+FILE_BYTES = 16 << 20  # after which the next file begins, and the one before goes: as ours
+MEMORY = Path("/dev/shm")
 END = b"end"  # of an actor's rows
 PUBLISH, STOP = b"publish", b"stop"
 
@@ -20,10 +30,13 @@ PUBLISH, STOP = b"publish", b"stop"
 class Learner(workload.Publisher):
     """Counts rows, acknowledges them, sends blobs."""
 
-    def open(self, **_: Any) -> dict[str, Any]:
+    def open(self, curve: list[str] | None = None, **_: Any) -> dict[str, Any]:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.linger = 0
+        if curve:
+            self._socket.curve_server = 1
+            self._socket.curve_secretkey = curve[1].encode()
         port = self._socket.bind_to_random_port("tcp://127.0.0.1")
         self._rows: dict[bytes, int] = {}
         self._acknowledged: dict[bytes, int] = {}
@@ -88,18 +101,43 @@ class Learner(workload.Publisher):
         return time.monotonic() - start
 
 
+class RowFile:
+    """Writes messages to files of FILE_BYTES; in memory, as the spool that it is compared with."""
+
+    def __init__(self) -> None:
+        self._fd, self._size = -1, FILE_BYTES
+
+    def write(self, arrays: list[np.ndarray]) -> None:
+        if self._size >= FILE_BYTES:
+            self.close()
+            self._fd, path = tempfile.mkstemp(dir=MEMORY if MEMORY.is_dir() else None)
+            os.unlink(path)  # it goes with its descriptor
+            self._size = 0
+        self._size += os.writev(self._fd, arrays)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # there was none
+            os.close(self._fd)
+
+
 class Actor:
     """Sends rows within a window."""
 
-    def connect(self, port: int, **_: Any) -> None:
+    def connect(self, port: int, file: bool = False, curve: list[str] | None = None, **_: Any) -> None:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.linger = 0
+        self._file = RowFile() if file else None
+        if curve:
+            self._socket.curve_publickey, self._socket.curve_secretkey = zmq.curve_keypair()
+            self._socket.curve_serverkey = curve[0].encode()
         self._socket.connect(f"tcp://127.0.0.1:{port}")
         self._socket.send(b"hello")
 
     def disconnect(self) -> None:
         self._context.destroy(linger=0)
+        if self._file is not None:
+            self._file.close()
 
     def prepare(self, n: int, cameras: bool, batch: int) -> None:
         """Messages of `n` rows in all, `batch` in each where that is no more than a block."""
@@ -123,6 +161,8 @@ class Actor:
         for rows, header, arrays in self._messages:
             while sent - acknowledged >= WINDOW_ROWS:
                 acknowledged = int(self._socket.recv())
+            if self._file is not None:
+                self._file.write(arrays)
             self._socket.send_multipart([header, *arrays], copy=False)  # type: ignore[list-item]
             sent += rows
         self._socket.send(END)
