@@ -40,6 +40,7 @@ FIGURES = {  # of a learner that runs (`LearnerService.figures`), by their names
     "updates_per_s": "updates per s",
     "version": "snapshot",
 }
+OUTCOMES: Mapping[Any, str] = {1: "success", 0: "failure"}
 NICE = 10
 Figures = Mapping[str, float]
 
@@ -173,7 +174,7 @@ def _episode(row: Row) -> dict[str, Any]:
     length, actor, key = row.get("episode/l"), row.get("actor_id"), row.get("episode")
     return {
         "number": row.get("number"), "key": key and key.removeprefix(f"{actor}/"), "actor": actor, "length": length,
-        "outcome": {1: "success", 0: "failure"}.get(row.get("succeed"), "unknown"),  # type: ignore[call-overload]
+        "outcome": OUTCOMES.get(row.get("succeed"), "unknown"),
         "return": row.get("episode/r"), "minutes": round(row["wall"] / 60, 1),
         "human": (row.get("intervention_steps") or 0) / length if length else None,
     }  # fmt: skip
