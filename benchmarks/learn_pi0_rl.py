@@ -60,6 +60,14 @@ RULES: dict[str, dict[str, str]] = {
     },
     # All demonstrations succeed: there is nothing to balance.
     "q_gradient": {"preset": "acrlpd-pi0", "actor.intervention": "none", "replay.positive_fraction": "none"},
+    # A bound for the others: the critic's state has what a tracker would tell. pi0 reads the joints alone.
+    "tracked": {
+        "actor.intervention": "none",
+        "agent.critic_sees": "state",
+        "agent.pi0.state_dims": "14",
+        "learner.batch_size": "256",
+        "robot.observe_objects": "True",
+    },
     "person": {"actor.intervention": "scripted", "agent.pi0.trainable": "expert"},
 }
 
@@ -144,6 +152,8 @@ def train(name: str, seed: int, file: Path, demos: Path, out: Path, given: list[
     pairs = [*settings.items(), *given]
     config = configured(load_experiment(RL), pairs, preset=preset)
     pairs.append(("learner.checkpoint_period", str(config.learner.max_steps // CHECKPOINTS)))
+    if config.robot.observe_objects:  # the same demonstrations, with a longer state
+        demos = learning.record(config, N_DEMOS, demos.with_name(f"{demos.name}_objects"))
     run = out / f"{name}_{seed}"
     words = ["--exp_name", RL, "--debug", "--launched_with_learner", "--demo_path", str(demos),
              *(f"--config.{path}={value}" for path, value in pairs)]  # fmt: skip

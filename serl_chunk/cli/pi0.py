@@ -140,7 +140,7 @@ def export_command(flags: argparse.Namespace) -> int:
     changed: list[str] = []
     if flags.merge_lora:
         model, (whole, changed) = without_lora(model), folded(model, whole)
-    if stats := norm_stats_of(config.normaliser, flags.asset_id or ""):
+    if stats := norm_stats_of(config.normaliser, flags.asset_id or "", state_dims=model.state_dims):
         require(fit_preprocess(config, spec, []).digest() == stored.meta["normaliser_digest"], "normaliser.norm_stats",
             f"{config.normaliser.norm_stats} has other statistics than step {stored.step} was trained with. Give the "
             "run's")  # fmt: skip

@@ -256,17 +256,20 @@ def _members(file: Path) -> Iterator[tuple[str, Stored]]:
         yield f"PaliGemma/{name.removeprefix('params/').removesuffix('.npy')}", _Member(file, name)
 
 
-def norm_stats_of(config: NormaliserConfig, asset_id: str = "") -> dict[str, dict[str, Any]] | None:
+def norm_stats_of(
+    config: NormaliserConfig, asset_id: str = "", *, state_dims: int | None = None
+) -> dict[str, dict[str, Any]] | None:
     """Return what `export` writes of a normaliser: statistics by an asset's id, by default the name of their folder.
 
-    None where its transforms are not openpi's.
+    Of the first `state_dims` numbers of the state, None: of all. None where its transforms are not openpi's.
     """
     if config.actions != "openpi":
         return None
     file = Path(config.norm_stats)
     vectors, _ = read_norm_stats(file)
-    plain = lambda value: None if value is None else value.tolist()  # noqa: E731
-    of = {name: {n: plain(v) for n, v in vector._asdict().items()} for name, vector in vectors.items()}
+    dims = {"state": state_dims}
+    plain = lambda value, dims: None if value is None else value[..., :dims].tolist()  # noqa: E731
+    of = {name: {n: plain(v, dims.get(name)) for n, v in x._asdict().items()} for name, x in vectors.items()}
     return {asset_id or file.absolute().parent.name: of}
 
 

@@ -21,7 +21,7 @@ from serl_chunk.config.presets import configured
 from serl_chunk.config.robots import FakeAlohaConfig
 from serl_chunk.models.pi0 import tree, weights
 from serl_chunk.models.pi0.pi0 import interpolate
-from serl_chunk.types import PROMPT, PROMPT_MASK, ConfigError
+from serl_chunk.types import PROMPT, PROMPT_MASK, STATE, ConfigError
 
 ONE_CAMERA = dataclasses.replace(SPEC, cameras=SPEC.cameras[:1])  # of three slots
 
@@ -128,6 +128,17 @@ def test_a_robot_with_more_numbers_than_the_model_is_refused():
     params, observation = jax.eval_shape(lambda: agent.policy_params(agent.init(jax.random.key(0)))), seen(agent)
     act = lambda p, k: agent._sample_chunk(p, observation, k, agent._committed(None, np.bool_(False)), explore=False)  # noqa: E731
     assert jax.eval_shape(act, params, jax.random.key(0))[0].shape == (3, 2)
+
+
+def test_a_model_that_reads_fewer_numbers_of_the_state_acts_as_one_without_the_others():
+    wide = dataclasses.replace(SPEC, state_dim=7)
+    few, plain = pi0_agent(wide, state_dims=SPEC.state_dim), pi0_agent()
+    params, observation = plain.policy_params(started(plain)), seen(plain)
+    longer = {**observation, STATE: jnp.concatenate([observation[STATE], jnp.ones(7 - SPEC.state_dim)])}
+    act = lambda agent, o: agent.sample(params, o, jax.random.key(0), explore=True)[0]  # noqa: E731
+    assert np.array_equal(act(few, longer), act(plain, observation))
+    with pytest.raises(ConfigError, match=naming("has 7 numbers", 8)):
+        pi0_agent(wide, state_dims=8)
 
 
 # -- openpi's conventions ------------------------------------------------------------------------------------

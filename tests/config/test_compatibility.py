@@ -43,6 +43,7 @@ OTHER: dict[str, list[tuple[str, str]]] = {
     "agent.encoder.frame_size": [("agent.image_keys", "top"), ("agent.encoder.frame_size", "24,32")],
     "agent.pi0.pi05": [*PI0, ("agent.pi0.pi05", "True")],
     "agent.pi0.state_in_prompt": [*PI0, ("agent.pi0.pi05", "True"), ("agent.pi0.state_in_prompt", "False")],
+    "agent.pi0.state_dims": [*PI0, ("agent.pi0.state_dims", "9")],
     "agent.pi0.cameras": [*PI0, ("agent.pi0.cameras", "left,right")],
     "agent.pi0.steps": [*PI0, ("agent.pi0.steps", "9")],
     "agent.pi0.published": [*PI0, ("agent.pi0.published", "True")],

@@ -40,8 +40,14 @@ class Pi0Policy(SampledFlow):
         self.source = config.weights if config.trainable != "full" else ""
         spec = self.spec = perception.spec
         self.noise_shape = (spec.horizon, config.action_dim)
+        if (config.state_dims or 0) > spec.state_dim:
+            raise ConfigError(
+                f"the robot's state has {spec.state_dim} numbers, got {config.state_dims}. Set that or fewer, or none",
+                parameter="agent.pi0.state_dims",
+            )
         # pi0.5's state is in its prompt.
-        for what, size in (("actions", spec.action_dim), ("state", 0 if config.pi05 else spec.state_dim)):
+        state_dim = 0 if config.pi05 else config.state_dims or spec.state_dim
+        for what, size in (("actions", spec.action_dim), ("state", state_dim)):
             if size > config.action_dim:
                 raise ConfigError(
                     f"the robot's {what} have {size} numbers, the model {config.action_dim}. Set "
@@ -107,7 +113,7 @@ class Pi0Policy(SampledFlow):
         return Context(prefix.features, prefix)
 
     def _seen(self, observation: Observation) -> dict[str, jax.Array]:
-        seen = {STATE: observation[STATE]}
+        seen = {STATE: observation[STATE][..., : self.config.state_dims]}
         if self.config.pi05:  # the state is in the prompt
             seen[STATE] = jnp.zeros_like(observation[STATE][..., :0])
         seen |= self.images(observation)

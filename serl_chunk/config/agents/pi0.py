@@ -106,6 +106,13 @@ class Pi0Config(Group, path="agent.pi0."):
         "pi05_libero)",
         requires=needs("agent.pi0.pi05", True),
     )
+    state_dims: int | None = acting(
+        None,
+        "first numbers of the state that the model reads; those behind them, a tracker's say, are the critic's alone; "
+        "none: all",
+        least=1,
+        requires=needs("agent.pi0.pi05", False),
+    )
     cameras: tuple[str, ...] = acting(
         ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb"),
         "cameras in the order of their tokens; an observation may lack some",
