@@ -62,6 +62,7 @@ FIRST = "Press the hardware emergency stop."
 PASSES = 3.0  # of a slow loop that it may miss
 DESCRIPTORS = 4096  # two of each connection
 PAUSE = 0.1  # s before the next front is started: no request is received meanwhile
+LAST_STATE = 500  # ms that the last state has to leave when the sockets close
 BIND_AGAIN, BIND_WITHIN = 0.1, 2.0  # s: the front before it may not have ended in full
 
 
@@ -157,7 +158,7 @@ class Front:
             self._requests = self._bound(REQUESTS, zmq.ROUTER, address.host, address.port)
             self._states = self._bound(STATES, zmq.PUB, address.host, address.port + STATE_PORT)
         except BaseException:
-            self.close()
+            self._end()
             raise
         self._calm, self._busy = zmq.Poller(), zmq.Poller()
         for poller in (self._calm, self._busy):
@@ -198,6 +199,13 @@ class Front:
             self.guard.look((REQUESTS, connection) for connection in self.peers.leading())
 
     def close(self) -> None:
+        """Close the sockets, once the loop's last state, which says why it ended, has had a moment to leave."""
+        if not self._states.closed:
+            self._read_link()
+            self._states.close(linger=LAST_STATE)
+        self._end()
+
+    def _end(self) -> None:
         if self.admission is not None:
             self.admission.close()
         self.guard.close()
