@@ -14,14 +14,14 @@ from serl_chunk.config.agents.published_qc import PublishedQcConfig
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import check_unused, leaves
 
-ALGORITHMS = Path(__file__).parents[2] / "docs" / "algorithms.md"
+NAMES = Path(__file__).parents[2] / "docs" / "algorithms" / "published_names.md"
 PRESETS = {"": "qc", "both": "qc", "acfql": "qc", "acfql, distilled": "qc-fql", "acrlpd": "qc-rlpd"}
 SAME = ("the same", "the same; encoders are ours")
 
 
 def rows() -> list[tuple[str, str, str, str]]:
     """The table's (published flag, agent, setting here, setting with --compat qc)."""
-    section = ALGORITHMS.read_text().partition("## Q-chunking's flags")[2].partition("\n## ")[0]
+    section = NAMES.read_text().partition("## Q-chunking's flags")[2].partition("\n## ")[0]
     table = [line for line in section.splitlines() if line.startswith("|")][2:]
     return [tuple(cell.strip() for cell in line.strip("| ").split("|")) for line in table]  # type: ignore[misc]
 
