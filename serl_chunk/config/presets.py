@@ -3,7 +3,7 @@
 A preset replaces the agent and the lengths. Its numbers, sizes included, are those of Li, Zhou and Levine (2025). Those
 of `rlpd` are of Ball et al. (2023), those of `hil-serl` of Luo et al. (2024), and both replace the training loop too.
 `--compat qc` replaces the agent by that of Q-chunking's code, and our conventions of windows, rewards and the
-normaliser by its own (docs/algorithms.md gives the reason of each difference); `--compat openpi` trains a pi0 as openpi
+normaliser by its own (docs/algorithms/published_names.md has the reasons); `--compat openpi` trains a pi0 as openpi
 does. All are validated together with the overrides of the command line.
 """
 
