@@ -7,6 +7,9 @@ an interrupted one is resumed:
 
     python benchmarks/human_in_the_loop.py --seeds 0,1 --json figures.json --plot human_in_the_loop.png
 
+`advised` is `ours` with a human who leaves the robot alone after three successes in a row without a human's tick, until
+the first failure.
+
 `--quick` trains tiny networks for a few dozen updates: it shows that everything runs, and nothing else.
 """
 
@@ -16,6 +19,7 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 from support import learning
@@ -26,6 +30,9 @@ from support.results import Run, write
 from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.presets import configured
+from serl_chunk.robots.base import InterventionCommand
+from serl_chunk.robots.fake.env import FakeAlohaEnv
+from serl_chunk.robots.fake.scripted_human import ScriptedHuman
 from serl_chunk.runs.metrics import read_metrics
 from serl_chunk.viz import plots
 
@@ -34,11 +41,37 @@ EPISODES = 20  # of the moving intervention share
 RESAMPLES = 1_000  # of its bootstrap interval
 
 
+STREAK = 3  # successes alone, one after another, after which an advised human lets go
+
+
+class AdvisedHuman(ScriptedHuman):
+    """Follows the advice "hands off: three in a row alone" from episode to episode."""
+
+    _helped: bool | None = None  # in the episode under way; None before its first tick
+
+    def __init__(self, env: FakeAlohaEnv) -> None:
+        self._alone = 0  # the newest episodes that succeeded without a human's tick, one after another
+        super().__init__(env, env.config.scripted_human)
+
+    def reset(self, seed: int) -> None:
+        if self._helped is not None:  # an episode has ended
+            *_, info = self._env.receive()
+            self._alone = self._alone + 1 if info["success"] and not self._helped else 0
+        self._helped = None
+        super().reset(seed)
+
+    def poll(self, *tick: Any) -> InterventionCommand | None:
+        command = super().poll(*tick) if self._alone < STREAK else None
+        self._helped = bool(self._helped) or command is not None
+        return command
+
+
 class Method(NamedTuple):
     """What is changed of the experiment `fake_aloha`."""
 
     preset: str | None
     settings: tuple[str, ...]
+    advised: bool = False  # the human
 
 
 CLONE = ("agent.flow.hidden=256,256", "agent.flow.steps=5", "agent.policy_updates=3", "agent.policy_ema=0.999")
@@ -47,6 +80,7 @@ ADJACENT = ("replay.windows=qc", "replay.terminal_windows=drop")
 UPDATES = 12_000  # of the experiment, at 0.25 an online step
 METHODS = {
     "ours": Method(None, ()),
+    "advised": Method(None, (), advised=True),
     # RLPD has no imitation to begin with, and its critic no phase of its own.
     "rlpd-qc": Method("rlpd-qc", (*GAUSSIAN, "learner.pretrain_steps=0")),
     # Its loop has no ratio; one process needs one, and figures over online steps need the same number of these.
@@ -150,7 +184,9 @@ def main() -> None:
         for name in names:
             method = METHODS[name]
             config = configuration(name, seed, args.checkpoints, args.set, quick=args.quick)
-            trained = learning.train(config, args.out / f"{name}_{seed}", [demos])
+            human = (lambda env: AdvisedHuman(env)) if method.advised else FakeAlohaEnv.make_scripted_human
+            with mock.patch.object(FakeAlohaEnv, "make_scripted_human", human):
+                trained = learning.train(config, args.out / f"{name}_{seed}", [demos])
             points = [trained.evaluate(step, args.episodes) for step in trained.steps]
             people = human_share(read_metrics(trained.run)["episode"])
             changes = [*([f"preset={method.preset}"] if method.preset else []), *method.settings, *args.set]
