@@ -59,19 +59,28 @@ def build_report(run_dir: str | os.PathLike[str]) -> Path:
     demos = read_json(noted)["episodes"] if hz is not None and noted.exists() else []
     window = _window(metrics, config)
     spent = None if hz is None else tables.robot_time(metrics, hz, [e["steps"] for e in demos if "steps" in e], window)
+    helped = [] if hz is None else tables.stretches(metrics, hz)
     resumed = (
         f"This run was resumed from a checkpoint: {metrics.superseded:,} rows that a previous process wrote after "
         "that checkpoint are left out; the time they took is not."
     )
     damaged = f"{plural(metrics.bad_lines, 'line')} of metrics.jsonl skipped: damaged."
-    known = {"headline": dict(head), "robot_time": spent and spent._asdict()}
+    known = {"headline": dict(head), "robot_time": spent and spent._asdict(),
+             "human_time": [part._asdict() for part in helped]}  # fmt: skip
     atomic_write(run / "report.json", json.dumps(known, indent=1).encode())
     heading = f"{title}\n{head[0][0]}: {head[0][1]}\n{head[1][1]}"
     atomic_write(run / "report.png", _summary(metrics, heading, limits, iterates=iterates))
     content = [
-        facts([*head, *_robot_time_facts(spent, window, streak=not iterates)], large=2),
+        facts(
+            [
+                *head,
+                *_robot_time_facts(spent, window, streak=not iterates),
+                *([("A human's minute", bought)] if (bought := tables.gain(helped)) else []),
+            ],
+            large=2,
+        ),
         *(note(text) for count, text in ((metrics.superseded, resumed), (metrics.bad_lines, damaged)) if count),
-        *_figures(metrics, limits, iterates=iterates),
+        *_figures(metrics, limits, tables.human_time_table(helped), iterates=iterates),
         tables.checks_section(run),
         section("Evaluations", *map(note, _spreads(metrics)), _evaluations(metrics, run), key="evaluations"),
         tables.episodes_section(run, metrics, config),
@@ -139,7 +148,9 @@ def _robot_time_facts(spent: tables.RobotTime | None, window: int, *, streak: bo
     ]
 
 
-def _figures(metrics: RunMetrics, limits: tuple[float, float] | None, *, iterates: bool) -> list[Html]:
+def _figures(
+    metrics: RunMetrics, limits: tuple[float, float] | None, human_time: Html, *, iterates: bool
+) -> list[Html]:
     axes = [a for a in panels.AXES if a[0] not in panels.NEVER or panels.has_changed(metrics, a[0])]  # the run advanced
     n, rolling = len(metrics["episode"]), f"the mean of the last {WINDOW} episodes"
     no_episode = "No episode has finished in this run yet."
@@ -150,14 +161,14 @@ def _figures(metrics: RunMetrics, limits: tuple[float, float] | None, *, iterate
     def over(draw: Callable[..., bool], *first: tuple[str, str]) -> list[Draw]:
         return [panels.panel_over(draw, axis) for axis in (*first, *axes)]
 
-    def built(key: str, title: str, drawn: Sequence[Draw], missing: str, caption: str) -> Html:
+    def built(key: str, title: str, drawn: Sequence[Draw], missing: str, caption: str, *more: Html) -> Html:
         svg = panels_svg([panels.of(metrics, draw) for draw in drawn])
-        return section(title, figure(svg, f"{title}: {caption}", caption) if svg else note(missing), key=key)
+        return section(title, figure(svg, f"{title}: {caption}", caption) if svg else note(missing), *more, key=key)
 
     intervention = built(
         "intervention", "Intervention share", over(panels.draw_intervention) if intervened else [], no_human,
         f"Share of human steps, idle ones included, and of episodes with an intervention; {rolling}. Both should "
-        "fall as the policy learns.",
+        "fall as the policy learns.", human_time,
     )  # fmt: skip
     loss = built(
         "losses", "Losses", [panels.loss_panel(key) for key in losses], no_training,

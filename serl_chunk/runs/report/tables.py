@@ -38,6 +38,8 @@ FOLDED = 1_000  # and behind it
 PLAYED = 6  # films of a table with a player; the others are links
 EPISODES_PAGE = "episodes.html"  # in a run folder: the viewer's page of some training episodes
 EPISODES_IN_PAGE = "episodes.json"  # the number in that page of each of them, by its number in the metrics
+STRETCHES, LEAST_EPISODES = 8, 10  # of a run at most, and episodes of each
+_STRETCH_COLUMNS = ("episodes", "robot", "human", "human's share", "success without intervention", "change")
 _COLUMNS = ("episode", "outcome", "steps", "return", "human", "after")
 
 
@@ -294,6 +296,71 @@ def robot_time(metrics: RunMetrics, hz: float, demo_steps: Sequence[int], window
         success_s=statistics.median(alone) / hz if alone else None,
         demonstration_s=statistics.median(demo_steps) / hz if demo_steps else None,
     )
+
+
+class Stretch(NamedTuple):
+    """Online episodes that follow one another, and what a human did in them."""
+
+    first: int  # their numbers in the run
+    last: int
+    robot_seconds: float  # of ticks, whoever acted
+    human_seconds: float  # of them a human's, idle ticks included
+    alone: int  # episodes that succeeded without intervention
+    judged: int  # with a known outcome
+
+    @property
+    def rate(self) -> float:
+        return self.alone / max(1, self.judged)
+
+
+def stretches(metrics: RunMetrics, hz: float) -> list[Stretch]:
+    """Return a run's online episodes in equal stretches; none where no human acted, or of too few episodes for two."""
+    rows = [row for row in metrics["episode"] if _length(row)]
+    count = min(STRETCHES, len(rows) // LEAST_EPISODES)
+    if count < 2 or not any(row.get("intervention_steps") for row in rows):
+        return []
+    parts = [[rows[i] for i in part] for part in np.array_split(np.arange(len(rows)), count)]
+    return [
+        Stretch(
+            part[0]["number"], part[-1]["number"], sum(map(_length, part)) / hz,
+            sum(row.get("intervention_steps") or 0 for row in part) / hz,
+            sum(map(succeeded_alone, part)), sum(row.get("succeed") is not None for row in part),
+        )
+        for part in parts
+    ]  # fmt: skip
+
+
+def gain(found: Sequence[Stretch]) -> str:
+    """Say what a minute of the human's bought, from the first stretch to the last; empty where there was none."""
+    minutes = sum(part.human_seconds for part in found[:-1]) / 60  # the last stretch's help is for later episodes
+    if not minutes:
+        return ""
+    first, last = 100 * found[0].rate, 100 * found[-1].rate
+    return (
+        f"{(last - first) / minutes:+.0f} points of success without intervention ({first:.0f} to {last:.0f} % for "
+        f"{minutes:.1f} min), the robot's own practice included"
+    )
+
+
+def human_time_table(found: Sequence[Stretch]) -> Html:
+    """Build what each stretch took of a human's time, and what the policy did alone in it; empty without one."""
+    if not found:
+        return Html()
+    changes = ["", *(f"{100 * (part.rate - before.rate):+.0f} points" for before, part in itertools.pairwise(found))]
+    rows = [
+        (
+            f"{part.first} to {part.last}", f"{part.robot_seconds / 60:.1f} min", f"{part.human_seconds / 60:.2f} min",
+            f"{part.human_seconds / part.robot_seconds:.0%}", f"{part.alone} of {part.judged} ({part.rate:.0%})",
+            change,
+        )
+        for part, change in zip(found, changes, strict=True)
+    ]  # fmt: skip
+    chance = 196 * (0.5 / max(1, min(part.judged for part in found))) ** 0.5  # 95 %, of rates near a half
+    about = (
+        "What a human's minutes bought: a helped episode is no success without intervention. A change of up to "
+        f"{chance:.0f} points may be chance."
+    )
+    return join([note(about), table(_STRETCH_COLUMNS, rows)])
 
 
 def _length(row: Row) -> int:

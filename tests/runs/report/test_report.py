@@ -191,6 +191,7 @@ def test_the_page_has_the_runs_figures_and_films_and_needs_nothing_but_itself(fu
         assert all(link.startswith(("#", "data:")) for link in links)
     films = [address for address in page.addresses if not address.startswith("data:image/svg+xml;base64,")]
     assert sorted(films) == sorted((*FILMS * 2, PLAYED))  # a player and a link each
+    assert "11 to 20" in page.texts["intervention"]
     for words in ("never <closes>", "action 60.50.25112.5%"):
         assert words in page.texts["check"]
     for words in ("training episode 28: success, 100 steps, human 20%", "10 earlier episodes"):  # 20 of 30 are shown
@@ -270,9 +271,10 @@ def test_runs_are_compared_on_one_page(tmp_path):
         build_comparison([runs[0], runs[0]])
 
 
-def ended(length, succeed, helped=0):
-    row = {"kind": "episode", "wall": 1.0, "step": 1, "env_steps": 1, "human_ticks": 90}
-    return row | {"episode/l": length, "succeed": succeed, "intervention_count": helped}
+def ended(length, succeed, helped=0, number=1):
+    row = {"kind": "episode", "wall": 1.0, "step": 1, "env_steps": 1, "human_ticks": 90, "number": number}
+    helped_for = {"intervention_count": helped, "intervention_steps": 50 * helped}
+    return row | {"episode/l": length, "succeed": succeed, **helped_for}
 
 
 def test_cost_and_gain_are_counted_in_the_robots_time():
@@ -285,6 +287,18 @@ def test_cost_and_gain_are_counted_in_the_robots_time():
     assert (found.human_seconds, found.longest_streak, found.success_s, found.demonstration_s) == (9.0, 3, 20.0, 15.0)
     nothing = robot_time(RunMetrics(episode=[], eval=[]), 10.0, [], window=5)
     assert nothing == (0.0, 0.0, None, 0, None, None)
+
+
+def test_a_humans_minutes_are_compared_with_the_policys_own_successes():
+    assert tables.stretches(RunMetrics(episode=[ended(100, 1, 0, n) for n in range(40)]), 10.0) == []  # no human acted
+    early = [ended(100, n % 2, n % 2, n) for n in range(10)]  # each success was helped
+    late = [ended(100, None if n == 19 else n % 3 > 0, 0, n) for n in range(10, 20)]
+    found = tables.stretches(RunMetrics(episode=early + late), 10.0)
+    assert found == [(0, 9, 100.0, 25.0, 0, 10), (10, 19, 100.0, 0.0, 6, 9)]
+    assert tables.gain(found).startswith("+160 points of success without intervention (0 to 67 % for 0.4 min)")
+    for cell in ("0 to 9", "0.42 min", "25%", "6 of 9 (67%)", "+67 points"):
+        assert f"<td>{cell}</td>" in tables.human_time_table(found)
+    assert (tables.gain(found[1:]), tables.human_time_table([])) == ("", "")
 
 
 def test_curves_hold_the_right_values(full):
