@@ -19,7 +19,7 @@ from serl_chunk.config.experiment import ExperimentConfig
 from serl_chunk.config.fields import ABSENT, default_of
 from serl_chunk.config.overrides import to_dict
 from serl_chunk.config.robots import RobotConfig
-from serl_chunk.io import atomic_write, plural
+from serl_chunk.io import atomic_write, format_duration, plural
 from serl_chunk.runs.episodes import RunSource
 from serl_chunk.runs.evaluations import CHECKS
 from serl_chunk.runs.folder import CONFIG, OWN_FIELDS, read_config
@@ -349,7 +349,7 @@ def human_time_table(found: Sequence[Stretch]) -> Html:
     changes = ["", *(f"{100 * (part.rate - before.rate):+.0f} points" for before, part in itertools.pairwise(found))]
     rows = [
         (
-            f"{part.first} to {part.last}", f"{part.robot_seconds / 60:.1f} min", f"{part.human_seconds / 60:.2f} min",
+            f"{part.first} to {part.last}", format_duration(part.robot_seconds), format_duration(part.human_seconds),
             f"{part.human_seconds / part.robot_seconds:.0%}", f"{part.alone} of {part.judged} ({part.rate:.0%})",
             change,
         )

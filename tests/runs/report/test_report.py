@@ -296,7 +296,7 @@ def test_a_humans_minutes_are_compared_with_the_policys_own_successes():
     found = tables.stretches(RunMetrics(episode=early + late), 10.0)
     assert found == [(0, 9, 100.0, 25.0, 0, 10), (10, 19, 100.0, 0.0, 6, 9)]
     assert tables.gain(found).startswith("+160 points of success without intervention (0 to 67 % for 0.4 min)")
-    for cell in ("0 to 9", "0.42 min", "25%", "6 of 9 (67%)", "+67 points"):
+    for cell in ("0 to 9", "1:40", "25 s", "25%", "6 of 9 (67%)", "+67 points"):
         assert f"<td>{cell}</td>" in tables.human_time_table(found)
     assert (tables.gain(found[1:]), tables.human_time_table([])) == ("", "")
 
