@@ -139,7 +139,7 @@ def training(tmp_path: Path, script: str, *flags: object) -> list[Run]:
 
 @pytest.mark.slow
 def test_every_method_with_a_human_runs(tmp_path):
-    plot, methods = tmp_path / "plot.png", ["ours", "rlpd-qc", "hil-serl", "hg-dagger", "bc"]
+    plot, methods = tmp_path / "plot.png", ["ours", "advised", "rlpd-qc", "hil-serl", "hg-dagger", "bc"]
     runs = training(tmp_path, "human_in_the_loop", "--quick", "--methods", ",".join(methods), "--plot", plot)
     assert [r.name for r in runs] == methods
     assert all(r.figures["human_share_high"] > 0 for r in runs)

@@ -294,6 +294,11 @@ TABLES = {
         _runs("ours hg-dagger rlpd bc"),
         {"file": "human_in_the_loop", "seeds": (0,)},
     ),
+    "human-advice": Table(
+        [(cell, _at(n)) for cell in (show.plain_percent, _human_ticks) for n in (2_000, 4_000)],
+        _runs("ours advised"),
+        {"file": "human_advice", "seeds": (0, 1, 2)},
+    ),
     "fake-aloha-images": Table(
         [
             *((show.arms, _at(n)) for n in (0, 1_000, 2_000, 3_000, 4_000, 6_000, 8_000, 10_000, 12_000)),
