@@ -8,7 +8,7 @@ The task follows the colon: ram_insertion (the default), usb_pickup_insertion, o
 `make_robot(task, fake_env, evaluating)` returns an environment as HIL-SERL's `get_environment` does. It may have the
 Env's own observations, `{"state": {...}, "images": {...}}`, or those of the wrappers,
 `{"state": (1, D), "<camera>": (1, 128, 128, 3)}`; actions of 3, 6, 7, 12 or 14 numbers in [-1, 1]; and an `info` with
-`succeed` and `intervene_action`. HIL-SERL itself does not run in this Python: docs/your_robot.md lists the files to
+`succeed` and `intervene_action`. HIL-SERL itself does not run in this Python: docs/from_hil_serl.md lists the files to
 copy and change.
 
 Set SETUP_MODE, CAMERAS, ACTION_DIM and EPISODE_S below where your robot differs from HIL-SERL's for the task. WEIGHTS
