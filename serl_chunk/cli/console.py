@@ -143,7 +143,7 @@ def console_of(
             attention=Attention(alarm, holds=settings.attention_holds), takes=takes,
         )  # fmt: skip
         goes_on = pedal is not None and any(name.startswith("pedal") and a is Action.GO for name, a in gestures.items())
-        # Else no one could ever continue after a hold.
+        # Without one of these no operator could resume after a hold.
         if config.robot.real and (page is not None or goes_on or device_has_keys(config, keys)):
             stack.enter_context(holding_at_hangup(lambda: operator.request(Action.HOLD, "terminal")))
         if page is not None and spec is not None:
