@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -245,6 +246,7 @@ class EpisodeRunner:
         self, seed: int,
         *, explore: bool = False, random_steps: int = 0, episode_id: str | None = None, arm: str = "",
         init_state: str = "", task: str = "", ticket: str = "", decision_seed: int | None = None,
+        conditions: Mapping[str, Any] | None = None,
     ) -> EpisodeState:  # fmt: skip
         """Reset the robot; an agent that trains in iterations takes its newest policy, for the whole episode.
 
@@ -257,9 +259,11 @@ class EpisodeRunner:
             arm: who decides, see `policy.Request`.
             init_state: id of the saved state to begin in, or `seed-N`, which is a reset with N instead of `seed`;
                 empty: as `seed` gives it.
-            task: text of the robot's task, where it has several; empty: as `seed` gives it.
+            task: text of the robot's task, where it has several; empty: the experiment's (`robot.task`) where it is one
+                of them, else as `seed` gives it.
             ticket: recorded, see `types.Ticket.id`.
             decision_seed: of the keys of decisions, see `policy.Request.key`; None: the policy counts.
+            conditions: recorded in addition to the robot's own.
 
         Raises ConfigError for a state that the robot cannot restore, and for a task that is none of its own.
         """
@@ -268,6 +272,8 @@ class EpisodeRunner:
         options = {"init_state": init_state} if init_state else {}
         if not self._env.tasks:  # its one task has the actor's own text, which need not be the learner's
             task = ""
+        elif not task and self._config.robot.task in self._env.tasks:
+            task = self._config.robot.task
         if task:
             self._env.check_task(task)
             options["task"] = task
@@ -278,6 +284,7 @@ class EpisodeRunner:
             self._policy.refresh()
         spec, planner, name = self.spec, self._planner, episode_id or f"actor-{self._begun:06d}"
         meter = EpisodeMeter(seed, self._pacing.clock.now())
+        self._env.stop, self._operator.actor.stop = self._stop, self._session_stop  # another runner may share the robot
         over = self._over() is not None  # stopped while the policy was waited for
         try:
             raw = None if over else self._operator.reset(self._env, seed, options)
@@ -289,6 +296,8 @@ class EpisodeRunner:
             end = End(name, 0, None, False, True, Outcome.UNKNOWN, self._stop() or OPERATOR)
             return EpisodeState(name, meter, end=end)
         meter.conditions, meter.task = self._env.conditions, self._env.task
+        if conditions:
+            meter.conditions = json.dumps(json.loads(meter.conditions or "{}") | dict(conditions))
         task = meter.task or self._config.robot.task
         begin = Begin(name, task, spec.name, spec.digest(), init_state or f"seed-{seed}", ticket, meter.conditions)
         recorder = EpisodeRecorder(self.sink, begin, self._operator.decided, self._operator.feed)

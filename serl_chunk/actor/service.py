@@ -9,7 +9,7 @@ import logging
 import math
 import threading
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -50,6 +50,9 @@ LOST_SECONDS = 1.0  # without the learner, after which it counts as lost
 NO_ROOM = "see the learner's log, and the disk of the spool"
 FLUSH_TIMEOUT = 30.0  # seconds for the learner to acknowledge what is recorded
 _NEW_RUN = RunProgress()
+Session = Generator[EpisodeSummary | None, Mapping[str, Any] | None, "ActorSummary"]
+"""A session that is advanced an episode at a time. The first `next` waits for a policy; then each `send`, of options of
+`EpisodeRunner.begin` or None, runs an episode, and gives its summary."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -93,6 +96,15 @@ def deliver(link: ActorLink, drain: threading.Event) -> bool:
     return delivered
 
 
+def finished(session: Session) -> ActorSummary:
+    """Run a session to its end."""
+    while True:
+        try:
+            next(session)
+        except StopIteration as end:
+            return end.value
+
+
 class ActorService:
     """An actor and what it owns: robot, intervention device, agent, link and the event that stops it.
 
@@ -101,6 +113,7 @@ class ActorService:
     Args:
         env, intervention: by default those that `config` names are opened.
         n_envs: robots, simulated ones, whose episodes run at once; `cli.process.check_many` names what that excludes.
+        shares: whose robot and device this one has as well, in turns (`actor.turns`).
         agent, link: must be set before `run`.
         stop: ends a session; the episode under way is truncated.
         drain: once it is set, the end waits for as long as the learner lacks records.
@@ -113,7 +126,7 @@ class ActorService:
     def __init__(
         self, config: ExperimentConfig,
         *, actor_id: str = "actor", env: RobotEnv | None = None, intervention: InterventionSource | None = None,
-        n_envs: int = 1, drain: threading.Event | None = None,
+        n_envs: int = 1, shares: ActorService | None = None, drain: threading.Event | None = None,
         agent: Agent | None = None, link: ActorLink | None = None, stop: threading.Event | None = None,
         clock: Clock | None = None, before_decision: Callable[[], None] | None = None,
         on_episode: Callable[[EpisodeSummary], None] | None = None, report_every: int = 10,
@@ -127,10 +140,17 @@ class ActorService:
         self.before_decision, self.on_episode, self._report_every = before_decision, on_episode, report_every
         self.operator = LoopOperator()  # another is set before `run` where keys are read
         self.episodes = 0  # of all sessions, which count for `actor.max_episodes`
+        self.title, self.stop_reason = (
+            "",
+            "stopped by the operator",
+        )  # of its log lines; why it ended where `stop` is set
         self._session = _Session()
         self._remote: RemotePolicy | None = None  # of all sessions
         self._opened = contextlib.ExitStack()
         self._robots: list[tuple[RobotEnv, InterventionSource | None]] = []
+        if shares is not None:
+            self._robots, self._robot, self.env = shares._robots, shares._robot, shares.env
+            return
         with contextlib.ExitStack() as closing:  # each robot, then its device
             for _ in range(n_envs):
                 robot = observing(env or make_env(config.robot, name=actor_id), config)
@@ -172,12 +192,17 @@ class ActorService:
 
     def serve(self, link: LearnerLink, welcome: Welcome) -> ActorSummary:
         """Run a session for the learner of `welcome`, and more for learners of other runs that take its place."""
+        return finished(self.sessions(link, welcome))
+
+    def sessions(self, link: LearnerLink, welcome: Welcome) -> Session:
+        """Do what `serve` does, an episode at a time."""
         self.link = link
         while True:
             link.act_for(welcome.run)
             replaced = functools.partial(replacement, link, welcome.origin)
             preprocess = preprocess_of(welcome, self.config, self.env.robot_spec)
-            summary = self.run(preprocess, RunProgress.of(welcome, self.actor_id), replaced=replaced)
+            progress = RunProgress.of(welcome, self.actor_id)
+            summary = yield from self.session(preprocess, progress, replaced=replaced)
             if not summary.replaced:
                 return summary
             logger.info(
@@ -200,6 +225,12 @@ class ActorService:
         a string, the session ends, but the robot stays open, and records that the run's learner lacks stay with the
         link. Raises the link's error where it broke permanently.
         """
+        return finished(self.session(preprocess, begun, replaced=replaced))
+
+    def session(
+        self, preprocess: Preprocess, begun: RunProgress = _NEW_RUN, *, replaced: Callable[[], str | None] = no_stop
+    ) -> Session:
+        """Do what `run` does, an episode at a time; of several robots all at once."""
         config, link, agent = self.config, self.link, self.agent
         assert link is not None
         assert agent is not None
@@ -216,12 +247,11 @@ class ActorService:
         self._session = session = _Session(replaced, *lines, policy)
         runners, total = self._runners(policy, link, begun), session.total
         session.tickets = Tickets(link, len(runners)) if config.agent.iterates else None
-        self.operator.actor.describe = functools.partial(self._described, policy, link)
-        self.operator.actor.learner_lost = lambda: link.away > LOST_SECONDS
+        self._report_to_operator(policy, link)
         try:
             if self._wait(lambda: self.operator.quits or policy.refresh(), self._absent):
                 if len(runners) == 1:
-                    self._run_in_turn(runners[0], policy, link, begun)
+                    yield from self._run_in_turn(runners[0], policy, link, begun)
                 else:
                     self._run_at_once(runners, policy, link, begun)
         except BaseException as error:
@@ -246,7 +276,7 @@ class ActorService:
             total.reason, total.replaced = reason, True
             return total
         quits = self.stop.is_set() or self.operator.quits
-        stopped = "stopped by the operator" if quits else f"{config.actor.max_episodes} episodes done"
+        stopped = self.stop_reason if quits else f"{config.actor.max_episodes} episodes done"
         total.reason, total.delivered = link.finished or stopped, deliver(link, self._drain)
         if not total.delivered:
             logger.warning(f"the learner did not acknowledge every record within {FLUSH_TIMEOUT:g} s")
@@ -269,12 +299,20 @@ class ActorService:
             ))  # fmt: skip
         return runners
 
-    def _run_in_turn(self, runner: EpisodeRunner, policy: Policy, link: ActorLink, begun: RunProgress) -> None:
-        episode = begun.episodes
-        while self._episodes_left() and self._await_begin(policy, link):
-            if (options := self._options(policy, begun, episode)) is None:
+    def _report_to_operator(self, policy: Policy, link: ActorLink) -> None:
+        self.operator.actor.describe = functools.partial(self._described, policy, link)
+        self.operator.actor.learner_lost = lambda: link.away > LOST_SECONDS
+
+    def _run_in_turn(
+        self, runner: EpisodeRunner, policy: Policy, link: ActorLink, begun: RunProgress
+    ) -> Generator[EpisodeSummary | None, Mapping[str, Any] | None, None]:
+        episode, summary = begun.episodes, None
+        while self._episodes_left():
+            start = yield summary
+            self._report_to_operator(policy, link)  # another session may have had the robot
+            if not self._await_begin(policy, link) or (options := self._options(policy, begun, episode)) is None:
                 return
-            summary = runner.run_episode(**options)
+            summary = runner.run_episode(**options | dict(start or {}))
             episode += 1
             self._count(options["episode_id"], summary, policy.version, random=bool(options.get("random_steps")))
 
@@ -429,8 +467,9 @@ class ActorService:
         self.link.amend(record)
 
     def _log_status(self, total: ActorSummary, policy: Policy, link: ActorLink) -> None:
-        line = f"episode {total.episodes}: {_in_words([*self._session.recent.values()])}, policy {policy.version}"
-        logger.info(_joined(f"{line}, waited {self._session.waited:.0f} s", link.backlog(begun=False)))
+        line = f"{_in_words([*self._session.recent.values()])}, policy {policy.version}"
+        line = f"{self.title}episode {total.episodes}: {line}, waited {self._session.waited:.0f} s"
+        logger.info(_joined(line, link.backlog(begun=False)))
 
     def _episodes_left(self, under_way: int = 0) -> bool:
         limit = self.config.actor.max_episodes

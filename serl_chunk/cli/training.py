@@ -20,6 +20,7 @@ from serl_chunk.types import BEST, ONE, ConfigError
 from serl_chunk.version import version_info
 
 if TYPE_CHECKING:
+    from serl_chunk.cli.actor import LearnerAddress, Task
     from serl_chunk.learner.offline_data import DemoOptions
 
 LOOPBACK = "127.0.0.1"
@@ -142,6 +143,8 @@ def training_parser() -> Parser:
     add("actor_id", "name of this robot, another for each actor (default: its key's, else actor)", "NAME", "abe")
     add("n_envs", "simulators whose episodes run at once (default: 1; in evaluations 16 of most packaged ones)", "N",
         type=int)  # fmt: skip
+    add("undone_by", "a task in turns with this one on the same robot, and its learner: the end of each is the other's "
+        "start", "NAME@HOST:PORT", "a")  # fmt: skip
     add("viewer", "show the running robot on a page at this port of this machine (0: a free one)", "PORT", "abe")
     add(
         "eval_checkpoint_step", "evaluate checkpoint N, latest, best or last:N; several in turns, as 5000,best", "N[,N]"
@@ -197,7 +200,10 @@ def run_training(arguments: list[str]) -> int:
 
     address = LearnerAddress.of(flags)
     if mode == "a":
-        return run_training_actor(config, address, flags.spool_path, viewer=flags.viewer, n_envs=_n_envs(flags))
+        other = {} if flags.undone_by is None else {"undone_by": _undone_by(flags, address)}
+        return run_training_actor(
+            config, address, flags.spool_path, viewer=flags.viewer, n_envs=_n_envs(flags), **other
+        )
     from serl_chunk.cli.evaluation import EvaluationOptions, run_evaluation
 
     steps = () if config.actor.policy else _checkpoints(flags.eval_checkpoint_step)
@@ -208,6 +214,17 @@ def run_training(arguments: list[str]) -> int:
     )  # fmt: skip
     source = None if config.actor.policy else Path(flags.checkpoint_path) if flags.checkpoint_path else address
     return run_evaluation(config, options, source, viewer=flags.viewer)
+
+
+def _undone_by(flags: argparse.Namespace, address: LearnerAddress) -> Task:
+    from serl_chunk.cli.actor import Task
+
+    name, _, where = flags.undone_by.rpartition("@")
+    host, _, port = where.rpartition(":")
+    require(bool(name and host and port.isdigit()), "undone_by",
+        f"must be NAME@HOST:PORT, an experiment and its learner, got {flags.undone_by!r}")  # fmt: skip
+    config = load_flags(argparse.Namespace(**vars(flags) | {"exp_name": name}))
+    return Task(config, dataclasses.replace(address, ip=host, port=int(port), file=None))
 
 
 def _n_envs(flags: argparse.Namespace) -> int:

@@ -327,6 +327,9 @@ class ActorConfig(Group, path="actor."):
         requires=_INTERVENED,
     )  # fmt: skip
     max_episodes: int = setting(0, "0: until the learner is done", unit="episodes", least=0)
+    attempts: int = setting(
+        3, "of a task from where the scene lies, without a success in a row, before a reset (--undone_by)", least=1
+    )
     block_steps: int = setting(
         0, "steps sent together, which a kill may cost; 0: a decision's in lockstep without a person, else each",
         unit="ticks", least=0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import time
 from collections import deque
@@ -196,7 +197,7 @@ class TrainingStats:
             phase=phase, success_without_intervention=self.success_without_intervention, number=number,
             seam_acceleration=e.accelerations[0], acceleration=e.accelerations[1],
             episode=f"{e.session}/{e.episode_id}", last_reward=e.last_reward,
-            **dict(zip(("other_share", "q_first", "q_best"), e.candidates or (), strict=False)),
+            **dict(zip(("other_share", "q_first", "q_best"), e.candidates or (), strict=False)), **_begun(e.conditions),
             q=[q for q, _ in e.decisions], g=[g for _, g in e.decisions],
         )  # fmt: skip
 
@@ -207,6 +208,15 @@ class TrainingStats:
         key = session, amend.episode_id
         recent = [e._replace(success=success) if (e.session, e.episode_id) == key else e for e in self._recent]
         self._recent = deque((e for e in recent if e.success is not None), maxlen=RECENT)
+
+
+def _begun(conditions: str) -> dict[str, Any]:
+    """Return how an episode of tasks in turns began (`actor.turns`), of conditions that any actor may have sent."""
+    try:
+        start, ticks = (json.loads(conditions)[name] for name in ("start", "since_reset"))
+    except (ValueError, TypeError, LookupError):
+        return {}
+    return {"start": start, "since_reset": ticks} if isinstance(start, str) and type(ticks) is int else {}
 
 
 class ModelSpace:

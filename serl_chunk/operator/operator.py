@@ -24,7 +24,7 @@ from serl_chunk.operator.devices import OperatorDevices
 from serl_chunk.operator.labels import EpisodeLabels
 from serl_chunk.operator.motion_permit import COUNTDOWN, Permit, confirm_scene, drive_leaders
 from serl_chunk.outcomes.judge import OPERATOR
-from serl_chunk.robots.base import InterventionSource, RobotEnv
+from serl_chunk.robots.base import AS_IS, InterventionSource, RobotEnv
 from serl_chunk.robots.served.operator import ServedOperator
 from serl_chunk.types import Amend, End, Observation, Outcome, ShownRobot
 from serl_chunk_robot.client.client import UNCONFIRMED
@@ -311,7 +311,7 @@ class Operator(LoopOperator):
         self._permit.begin_episode()
         self._stage.stopped, self._stage.resets = False, True
         self._figures.rest()
-        confirms = self._scene.confirms
+        confirms = self._scene.confirms and options.get("init_state") != AS_IS
         if confirms and not env.observes_again and not self._prepared(env, confirms):
             return None
         while True:

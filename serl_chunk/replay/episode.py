@@ -30,6 +30,7 @@ class EpisodeStats(NamedTuple):
     # Of decisions among several candidates: the share in which another than the first acted, and the means of the value
     # of the first and of the best; None without one.
     candidates: tuple[float, float, float] | None = None
+    conditions: str = ""  # see `types.Begin`
 
 
 @dataclasses.dataclass
@@ -164,6 +165,7 @@ def summarise(
         accelerations=accelerations(action, segments, episode.gaps, spec),
         last_reward=float(reward[-1]),
         candidates=_means(episode.candidates),
+        conditions=episode.begin.conditions,
     )
 
 

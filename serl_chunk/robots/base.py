@@ -13,6 +13,9 @@ from serl_chunk.types import IMAGE_PREFIX, STATE, CameraSpec, ConfigError, DataE
 StepResult = tuple[Observation, float, bool, bool, dict[str, Any]]  # reward, terminated, truncated, info
 
 
+AS_IS = "as-is"  # the init state that a reset leaves: the robot goes to its start, and nothing else is moved
+
+
 def seed_of(init_state: str) -> int | None:
     """Return N of the init state `seed-N`, the start that every robot has after `reset(seed=N)`; None for another."""
     number = init_state.removeprefix("seed-")
@@ -55,6 +58,7 @@ class RobotEnv(gymnasium.Env[Observation, np.ndarray]):
 
     `reset(seed=, options={"init_state": id})` restores one of `init_states`; `seed` seeds what is random after it. A
     robot with several `tasks` begins the one of `options={"task": text}`; without, they come in the order of the seeds.
+    Where `as-is` is an init state, two of its tasks can undo each other (`actor.turns`).
 
     Optional: `make_expert() -> Expert`, a scripted demonstrator, and `make_scripted_human() -> InterventionSource`.
     """

@@ -8,7 +8,9 @@ One JSON object a line, in five kinds, each with `wall` (seconds of running time
   0, 1 or null; `success_without_intervention` is a share of the last 20 judged episodes, helped ones included;
   `seam_acceleration` is the largest change of speed of a commanded joint where control passes between policy and human,
   and `acceleration` that of all other ticks, rad/s^2 (null: none); `other_share` is the share of decisions in which
-  another candidate than the first acted, `q_first` and `q_best` their mean values (null: one candidate);
+  another candidate than the first acted, `q_first` and `q_best` their mean values (null: one candidate); `start`, of
+  two tasks in turns (`actor.turns`), is reset, other or again, and `since_reset` the robot's ticks, of both tasks, from
+  the last reset of the scene to its beginning;
 - `correction`: a later label of the `episode` of that name, or its undoing or discard. `read_metrics` applies it;
 - `eval`: one evaluation of one checkpoint; its counters are the checkpoint's; `arm` is that of `--eval_arm`;
 - `event`: a text about the run. `read_metrics` leaves out what a resume undid; nothing is rewritten.
@@ -43,7 +45,7 @@ KINDS = ("train", "episode", "correction", "eval", "event")
 EPISODE_FIELDS = (
     "actor_id", "ret", "length", "succeed", "intervention_steps", "intervention_count", "phase",
     "success_without_intervention", "number", "seam_acceleration", "acceleration", "episode", "last_reward",
-    "other_share", "q_first", "q_best",
+    "other_share", "q_first", "q_best", "start", "since_reset",
 )  # fmt: skip
 EVALUATION_FIELDS = (
     "success_rate", "n", "low", "high", "mode", "mean_time_s", "mean_length", "checkpoint", "mean_return",

@@ -220,6 +220,11 @@ def test_keys_count_while_the_learner_of_another_run_is_waited_for(monkeypatch, 
     actor.operator = keys
     monkeypatch.setattr(service, "preprocess_of", lambda *_: None)
     monkeypatch.setattr(service, "RunProgress", Mock())
-    monkeypatch.setattr(actor, "run", lambda *_, **more: ActorSummary(reason="replaced", replaced=True))
+
+    def session(*_, **more):
+        yield
+        return ActorSummary(reason="replaced", replaced=True)
+
+    monkeypatch.setattr(actor, "session", session)
     summary = actor.serve(away, Mock(run="a"))
     assert (summary.replaced, keys.waits.call_count, keys.park.call_count) == (True, 3, int(key == "quit"))

@@ -83,7 +83,7 @@ class FakeSingleArmEnv(SimulatedEnv):
         self._set_spaces(fake_single_arm_spec(config), images)
         self.position, self.rotation, self.opening = np.array(HOME), DOWN.copy(), 1.0
         self.block, self.yaw = np.array((*BLOCK_START_LOW, BLOCK_REST_Z)), 0.0
-        self.held = False
+        self.held, self.place = False, np.array(PLACE)
         self.offset = np.zeros(3)  # of the held block's centre in the hand's axes, m
         self._offset_yaw = 0.0  # block's yaw - hand's yaw while held, rad
 
@@ -149,7 +149,7 @@ class FakeSingleArmEnv(SimulatedEnv):
         """Drop the block if the fingers that hold it are open; return whether that was at its place."""
         if not self.held or self.opening <= FINGERS_CLOSED:
             return False
-        success = bool(np.linalg.norm(self.block - PLACE) <= PLACE_DISTANCE)
+        success = bool(np.linalg.norm(self.block - self.place) <= PLACE_DISTANCE)
         self.block[2], self.held = BLOCK_REST_Z, False
         return success
 
@@ -177,7 +177,7 @@ def render(name: str, env: FakeSingleArmEnv) -> np.ndarray:
         rods.append(Rod(point(palm + spread), point(env.position + spread), 0.007, FINGER))
     half = (BLOCK_LENGTH - BLOCK_WIDTH) / 2 * np.array([np.cos(env.yaw), np.sin(env.yaw), 0.0])
     rods.append(Rod(point(env.block - half), point(env.block + half), BLOCK_WIDTH / 2, RED))
-    return draw(background(camera, env.config.image_size, PLACE), camera, rods)
+    return draw(background(camera, env.config.image_size, point(env.place)), camera, rods)
 
 
 def _looking(eye: np.ndarray, ahead: np.ndarray, right: np.ndarray, focal: float) -> Camera:
@@ -225,7 +225,7 @@ class SingleArmExpert:
 
     def _goal(self) -> tuple[np.ndarray, float]:
         env = self._env
-        place = np.array(PLACE)
+        place = env.place
         if env.held:
             offset = env.position - env.block
             if np.linalg.norm(env.block - place) < _RELEASE_WITHIN:
@@ -249,7 +249,7 @@ class SingleArmExpert:
 def progress(env: FakeSingleArmEnv) -> float:
     """Measure progress: 0-1 reaching and turning, 1-2 placing."""
     if env.held:
-        return 2.0 - min(float(np.linalg.norm(env.block - PLACE)) / 0.6, 1.0)
+        return 2.0 - min(float(np.linalg.norm(env.block - env.place)) / 0.6, 1.0)
     near = 1.0 - min(float(np.linalg.norm(env.block - env.position)) / 0.6, 1.0)
     return 0.7 * near + 0.2 * (1.0 - abs(env.misalignment) / (math.pi / 2))
 

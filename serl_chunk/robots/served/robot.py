@@ -13,7 +13,7 @@ import numpy as np
 
 from serl_chunk.config.robots import RobotConfig
 from serl_chunk.io import Waiting
-from serl_chunk.robots.base import Expert, InterventionSource, RobotEnv, StepResult
+from serl_chunk.robots.base import AS_IS, Expert, InterventionSource, RobotEnv, StepResult
 from serl_chunk.robots.served import connect, task
 from serl_chunk.robots.served.cameras import HELD_S, REMIND_S, ServedCameras
 from serl_chunk.types import ConfigError, Observation, RobotSpec
@@ -30,7 +30,8 @@ REMEDIES = {
 }
 """State in which the robot is waited for -> what to do about it."""
 WAIT_S = 0.01  # between two looks where an operator is waited for
-MAX_CONDITIONS = 16384  # characters, which an HDF5 attribute holds; longer ones are without what was drawn
+# Characters: an HDF5 attribute holds 16384, and an actor adds how the episode began. Longer ones lack what was drawn.
+MAX_CONDITIONS = 16000
 STATE_WITHIN_S = 0.5  # of the server; it publishes at 50 Hz or more
 
 
@@ -70,6 +71,8 @@ class ServedRobot(RobotEnv):
             if differing := differing_fields(served or spec, there):
                 what = f"serves {there['name']!r}, which is not the robot {spec.name!r} of this experiment"
                 raise ConfigError(f"{config.server} {what}: {'; '.join(differing)}", parameter="robot.server")
+            # A simulated task draws its scene in each reset; a real one lies as it is, unless a person changes it.
+            self.init_states = () if there["simulated"] else (AS_IS,)
             self._parts = [name for name, _ in there["state"] or [("q", 0)]]
             self._cameras = ServedCameras(self._client, spec, config.server)
             if images == "always":

@@ -145,7 +145,15 @@ def _robot_time_facts(spent: tables.RobotTime | None, window: int, *, streak: bo
         (f"Successes per 10 min, last {window} episodes", "unknown" if rate is None else f"{rate:.1f}"),
         *([("Successes in a row, without intervention", f"{spent.longest_streak:,} at most")] if streak else []),
         ("Median time of a success", f"{_measured(alone, 's')}{against}"),
+        *([] if spent.resets is None else [("Robot time without a reset of the scene", _unreset(spent))]),
     ]
+
+
+def _unreset(spent: tables.RobotTime) -> str:
+    longest = f"{spent.longest_unreset_minutes:.1f} min at a time at most, with the other task's"
+    return (
+        f"{spent.unreset_minutes:.1f} of {spent.robot_minutes:.1f} min; {longest}; {plural(spent.resets or 0, 'reset')}"
+    )
 
 
 def _figures(

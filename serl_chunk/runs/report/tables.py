@@ -279,6 +279,9 @@ class RobotTime(NamedTuple):
     longest_streak: int  # of judged episodes that succeed without intervention, one after another
     success_s: float | None  # median length of those among the last `window`
     demonstration_s: float | None  # median length of the demonstrations
+    resets: int | None  # of the scene, before this task's episodes; None: no other task undoes this one
+    unreset_minutes: float  # of the episodes that began without one
+    longest_unreset_minutes: float  # of the robot between two resets, the other task's episodes included
 
 
 def robot_time(metrics: RunMetrics, hz: float, demo_steps: Sequence[int], window: int) -> RobotTime:
@@ -287,7 +290,7 @@ def robot_time(metrics: RunMetrics, hz: float, demo_steps: Sequence[int], window
     judged = [row for row in episodes if row.get("succeed") is not None and _length(row)]
     recent = judged[-window:]
     ticks, alone = sum(map(_length, recent)), [_length(row) for row in recent if succeeded_alone(row)]
-    last = metrics.last() or {}
+    last, turns = metrics.last() or {}, [row for row in episodes if row.get("start")]
     return RobotTime(
         robot_minutes=sum(map(_length, episodes)) / hz / 60,
         human_seconds=(last.get("human_ticks") or 0) / hz,
@@ -295,6 +298,9 @@ def robot_time(metrics: RunMetrics, hz: float, demo_steps: Sequence[int], window
         longest_streak=max((len(list(of)) for won, of in itertools.groupby(judged, succeeded_alone) if won), default=0),
         success_s=statistics.median(alone) / hz if alone else None,
         demonstration_s=statistics.median(demo_steps) / hz if demo_steps else None,
+        resets=sum(row["start"] == "reset" for row in turns) if turns else None,
+        unreset_minutes=sum(_length(row) for row in turns if row["start"] != "reset") / hz / 60,
+        longest_unreset_minutes=max((row["since_reset"] + _length(row) for row in turns), default=0) / hz / 60,
     )
 
 
