@@ -49,7 +49,7 @@ def make(fake_env, evaluating):
     return TwoBins(FakeSingleArmConfig())
 
 
-def experiment(variant: str) -> ExperimentConfig:
+def experiment(variant: str = "pick") -> ExperimentConfig:
     """Return the experiment of `pick` or `return`."""
     if variant not in TASKS:
         raise ConfigError(f"fake_pick_return has no task {variant!r}. Give {' or '.join(TASKS)}", parameter="exp_name")

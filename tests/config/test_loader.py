@@ -22,6 +22,7 @@ VARIANTS = {  # experiments whose variants are experiments of their own
     "hil_serl_template": "hil_serl_ram_insertion",
     "hil_serl_franka": "hil_serl_franka_ram_insertion",
     "aloha": "aloha_ros1",
+    "fake_pick_return": "fake_pick",
 }
 
 

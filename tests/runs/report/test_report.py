@@ -286,7 +286,14 @@ def test_cost_and_gain_are_counted_in_the_robots_time():
     assert found.successes_per_10_min == pytest.approx(3 / (2200 / 6000))  # the first of the five was helped
     assert (found.human_seconds, found.longest_streak, found.success_s, found.demonstration_s) == (9.0, 3, 20.0, 15.0)
     nothing = robot_time(RunMetrics(episode=[], eval=[]), 10.0, [], window=5)
-    assert nothing == (0.0, 0.0, None, 0, None, None)
+    assert nothing == (0.0, 0.0, None, 0, None, None, None, 0.0, 0.0)
+
+
+def test_robot_time_without_a_reset_is_that_of_both_tasks():
+    starts = [("reset", 0, 300), ("again", 300, 200), ("other", 900, 100), ("reset", 0, 600)]
+    rows = [ended(length, 1) | {"start": start, "since_reset": since} for start, since, length in starts]
+    found = robot_time(RunMetrics(episode=rows), 10.0, [], window=5)
+    assert (found.resets, found.unreset_minutes, found.longest_unreset_minutes) == (2, 0.5, pytest.approx(1000 / 600))
 
 
 def test_a_humans_minutes_are_compared_with_the_policys_own_successes():
