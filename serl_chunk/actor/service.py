@@ -123,6 +123,9 @@ class ActorService:
     Raises ConfigError for random steps on a real robot, and what `make_env` and `make_intervention` raise.
     """
 
+    env: RobotEnv
+    _robot: contextlib.ExitStack  # closes robots and devices
+
     def __init__(
         self, config: ExperimentConfig,
         *, actor_id: str = "actor", env: RobotEnv | None = None, intervention: InterventionSource | None = None,

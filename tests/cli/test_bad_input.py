@@ -133,6 +133,10 @@ BAD: dict[str, tuple[str, ...]] = {
     "FAKE --actor --n_envs 2 --config.actor.max_human_ticks=9": ("--n_envs", "actor.max_human_ticks"),
     "FAKE SERVED --actor --n_envs 2": ("--n_envs", "openpi://127.0.0.1:8123", "Remove one"),
     "--exp_name aloha --actor --n_envs 2 --config.robot.server=pc": ("--n_envs", "is real", "an --actor for each"),
+    "FAKE --actor --undone_by fake_aloha_images@gpu": ("--undone_by", "NAME@HOST:PORT", "fake_aloha_images@gpu"),
+    "FAKE --actor --undone_by fake_aloha_images@gpu:7000 --n_envs 2": ("--n_envs", "2", "1"),
+    "FAKE --actor --undone_by fake_single_arm@gpu:7000": ("robot", "fake_aloha", "fake_single_arm"),
+    "FAKE --learner --undone_by fake_aloha@gpu:7000": ("--undone_by", "--learner"),
     # flags that exclude or need one another
     "FAKE --local --learner": ("--local", "--learner"),
     "FAKE --actor --demo_path T/empty": ("--demo_path", "--actor"),

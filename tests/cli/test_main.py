@@ -108,6 +108,17 @@ def test_flags_reach_their_command(called, flags, name, arguments, keywords):
     assert {key: options[key] for key in keywords} == keywords
 
 
+def test_a_task_that_undoes_another_has_its_learner_and_the_same_overrides(called):
+    flags = ["--actor", "--actor_id", "cell", "--undone_by", "fake_aloha_images@gpu:7000", "--config.agent.lr=0.5"]
+    assert main([*RUN, *flags]) == 0
+    [(_, (config, address, _), options)] = called
+    other = options["undone_by"]
+    assert (other.config.name, other.config.agent.lr, config.agent.lr) == ("fake_aloha_images", 0.5, 0.5)
+    assert (address, other.address) == tuple(LearnerAddress(ip, port, "cell") for ip, port in (
+        ("127.0.0.1", 5588), ("gpu", 7000),
+    ))  # fmt: skip
+
+
 def test_both_flags_start_two_processes_with_what_was_given(called):
     assert main([*RUN, "--learner", "--actor", "--pin_cores", "--seed", "3", "--config.agent.lr", "0.5"]) == 0
     shared = [*RUN, "--seed", "3", "--config.agent.lr", "0.5"]
