@@ -56,6 +56,18 @@ def test_a_helped_episode_is_no_success_without_intervention(tmp_path, episodes,
     assert before == found[-1]
 
 
+@pytest.mark.parametrize(("conditions", "begun"), [
+    ('{"profile": "a", "start": "other", "since_reset": 70}', ("other", 70)), ("", (None, None)),
+    *((text, (None, None)) for text in ("{", "[1]", "7", '{"start": 1, "since_reset": 2}', '{"start": "reset"}')),
+])  # fmt: skip
+def test_a_row_has_how_an_episode_of_tasks_in_turns_began(tmp_path, conditions, begun):
+    with open_log(tmp_path) as log:
+        stats = TrainingStats(log, mock.Mock(), 100, lambda: Counters(0, 0, 0), "relative")
+        stats.episode(EpisodeStats("a/0", "e", 4, 0.0, (), True, 0, 0, conditions=conditions), number=1, phase="train")
+    [row] = read_metrics(tmp_path)["episode"]
+    assert (row["start"], row["since_reset"]) == begun
+
+
 def test_what_takes_minutes_is_logged_at_once_and_named_while_it_lasts(tmp_path, caplog):
     with open_log(tmp_path) as log, caplog.at_level("INFO"):
         stats = TrainingStats(log, mock.Mock(), 100, lambda: Counters(0, 0, 0), "relative")

@@ -21,7 +21,7 @@ from serl_chunk.attention.attention import Attention
 from serl_chunk.console.bindings import Action, ActorState
 from serl_chunk.operator.labels import EpisodeLabels
 from serl_chunk.outcomes.judge import OPERATOR
-from serl_chunk.robots.base import DeviceActivity
+from serl_chunk.robots.base import AS_IS, DeviceActivity
 from serl_chunk.transport.storage.spool import Spool
 from serl_chunk.types import Amend, End, Outcome, Source
 
@@ -132,6 +132,14 @@ def test_a_robot_that_was_parked_before_its_first_tick_is_reset_again(make_desk)
     ]  # fmt: skip
     summary = desk.runner.run_episode(0)
     assert (len(desk.env.options), desk.script, summary.length > 0) == (2, [], True)
+
+
+def test_a_scene_that_is_left_as_it_is_is_not_confirmed(make_desk):
+    desk = make_desk(ready="each")
+    desk.env.init_states = (AS_IS,)
+    desk.script = [Press(desk.at(ActorState.POLICY, 3), b"s")]
+    summary = desk.runner.run_episode(0, init_state=AS_IS)
+    assert (desk.env.options, desk.script, summary.success) == ([{"init_state": AS_IS}], [], True)
 
 
 Q_Q = [Press(0.4, Action.QUIT), Press(0.4, Action.QUIT)]
