@@ -143,10 +143,8 @@ class ActorService:
         self.before_decision, self.on_episode, self._report_every = before_decision, on_episode, report_every
         self.operator = LoopOperator()  # another is set before `run` where keys are read
         self.episodes = 0  # of all sessions, which count for `actor.max_episodes`
-        self.title, self.stop_reason = (
-            "",
-            "stopped by the operator",
-        )  # of its log lines; why it ended where `stop` is set
+        self.title = ""  # of its log lines
+        self.stop_reason = "stopped by the operator"  # where `stop` is set
         self._session = _Session()
         self._remote: RemotePolicy | None = None  # of all sessions
         self._opened = contextlib.ExitStack()
