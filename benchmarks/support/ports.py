@@ -1,4 +1,4 @@
-"""Free ports for a learner in a benchmark or a test."""
+"""Free ports for a learner, or a robot's server and its streams, in a benchmark or a test."""
 
 from __future__ import annotations
 

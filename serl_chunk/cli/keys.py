@@ -53,7 +53,9 @@ def add_flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("--fleet", metavar="NAME", help="one key for many machines, which need no line, and its name")
     p.add_argument("--actors", metavar="PATTERN", help="ids of that fleet's actors (default: 'NAME-*')")
     p.add_argument("--host", help="where the robot PC finds the learner (default: this machine's address)")
-    p.add_argument("--port", type=int, default=DEFAULT_PORT, help="first of the learner's three ports (default: 5588)")
+    p.add_argument(
+        "--port", type=int, default=DEFAULT_PORT, help="port of the learner, as actors reach it (default: 5588)"
+    )
 
 
 def join_flags(p: argparse.ArgumentParser) -> None:
@@ -147,7 +149,7 @@ def fleet_id(actors: str, environment: Mapping[str, str]) -> str:
 def add_learner_flags(p: argparse.ArgumentParser, ip: str) -> None:
     """Add what an actor says of its learner. `ip`: help of that flag."""
     p.add_argument("--ip", help=ip)
-    p.add_argument("--port", type=int, help="first of the learner's three ports (default: 5588)")
+    p.add_argument("--port", type=int, help="port of the learner, as actors reach it (default: 5588)")
     p.add_argument("--keys", metavar="DIR", help="folder of the keys (default: ~/.config/serl-chunk/keys)")
     p.add_argument("--insecure", action="store_true", help="use no keys")
     p.add_argument("--actor_id", help="name of this robot at the learner (default: as --actor)")

@@ -235,7 +235,7 @@ def run_learner(
             of_run = RunPageProcess(run.path, run_page, service.figures)
             stack.callback(of_run.close)
             logger.info(f"page of the run: {of_run.url}")
-        logger.info(f"listening on {bind}:{port} (and the two ports after it); run folder {run.path}")
+        logger.info(f"listening on {bind}:{port}; run folder {run.path}")
         started.set()
 
         def tell_actors() -> None:

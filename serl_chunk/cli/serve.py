@@ -47,7 +47,7 @@ def serve_flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("--checkpoint_path", metavar="RUN", help="the run folder whose checkpoint is served")
     p.add_argument("--checkpoint_step", metavar="N", help="the checkpoint: a step, latest (default) or best")
     p.add_argument("--ip", help="follow the learner at this address instead, as an actor does")
-    p.add_argument("--learner_port", type=int, help="first of the learner's three ports (default: 5588)")
+    p.add_argument("--learner_port", type=int, help="port of the learner (default: 5588)")
     p.add_argument("--keys", metavar="DIR", help="folder of this machine's keys for that learner")
     p.add_argument("--actor_id", help="name of this server at the learner (default: as --actor)")
     p.add_argument("--bind", default="127.0.0.1", metavar="ADDRESS", help="address to listen on (default: %(default)s)")

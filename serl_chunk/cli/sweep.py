@@ -25,7 +25,6 @@ from serl_chunk.transport.wire.handshake import DEFAULT_PORT
 from serl_chunk.types import ConfigError
 
 LOCK = "sweep.lock"  # in a sweep's folder
-PORTS = 3  # of a learner
 ONE_ALONE = ("seed", "checkpoint_path", "spool_path", "dry_run", "coordinator", "process", "metrics_port", "viewer")
 LOOK_S = 0.2  # between looks at the runs
 SHOW_S = 30.0  # between lines of progress
@@ -84,7 +83,7 @@ def plan_of(flags: argparse.Namespace) -> Sweep:
             require(name not in runs, "grid", f"two settings would have the folder {name!r}. Give other values")
             where = ["--seed", str(seed), "--checkpoint_path", str(folder / name)]
             if mode == "b":  # what runs on one machine would else share
-                port = (DEFAULT_PORT if own.port is None else own.port) + PORTS * len(runs)
+                port = (DEFAULT_PORT if own.port is None else own.port) + len(runs)
                 where += ["--port", str(port), "--spool_path", str(folder / "spool" / name)]
             command = shlex.join(["serl-chunk", *flags.words, *changes, *where])
             runs[name] = SweepRun(setting, seed, command)

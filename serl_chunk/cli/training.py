@@ -138,7 +138,7 @@ def training_parser() -> Parser:
     add_aliases(group, OF_THE_ACTOR)
     add("ip", "the learner's host name or address (default: 127.0.0.1)", "HOST", "ae")
     add("address_file", "find the learner, also one that moved, by RUN/address on a disk that both see", "FILE", "a")
-    add("port", "first of the learner's three ports (default: 5588)", "N", "labe", type=int)
+    add("port", "port of the learner; an actor's may be that of a tunnel to it (default: 5588)", "N", "labe", type=int)
     add("spool_path", "keeps what the learner does not have yet; runs/spool unless given", "DIR", "ab")
     add("actor_id", "name of this robot, another for each actor (default: its key's, else actor)", "NAME", "abe")
     add("n_envs", "simulators whose episodes run at once (default: 1; in evaluations 16 of most packaged ones)", "N",

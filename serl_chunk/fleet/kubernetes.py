@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 
 LEARNER_FLAGS = ("--bind", "0.0.0.0", "--keys", "/data/keys", "--checkpoint_path", "/data/run")
-CHANNELS = ("data", "snapshots", "control")
 PLACES = {"ip", "address_file", "bind", "keys", "insecure", "checkpoint_path", "spool_path", "actor_id"}  # set here
 
 # The files of a Secret belong to root and are open to others in the pod; serl-chunk takes neither. Names that are there
@@ -28,7 +27,7 @@ spec:
   publishNotReadyAddresses: true
   selector: {{app: {name}-learner}}
   ports:
-{ports}
+    - {{name: learner, port: {port}}}
 ---
 apiVersion: apps/v1
 kind: StatefulSet
@@ -126,9 +125,8 @@ def manifests(
     Args:
         name: a DNS label.
         shared: flags of learner and actors; `acting`: more of an actor.
-        port: first of the learner's.
+        port: of the learner.
     """
-    ports = "\n".join(f"    - {{name: {channel}, port: {port + i}}}" for i, channel in enumerate(CHANNELS))
     own = [*shared, "--launched_with_learner"]
     places = ("--ip", f"{name}-learner", "--keys", "/keys", "--spool_path", "/spool")
     args = {"learner": [*own, *LEARNER_FLAGS, "--learner"], "actor": [*own, *places, *acting, "--actor"]}
@@ -141,7 +139,7 @@ def manifests(
         for who in args
     }
     return {
-        "learner.yaml": LEARNER.format(ports=ports, **filled["learner"]),
+        "learner.yaml": LEARNER.format(port=port, **filled["learner"]),
         "actors.yaml": ACTORS.format(actors=actors, **filled["actor"]),
     }
 

@@ -195,7 +195,7 @@ def test_manifests_have_known_fields_and_no_key(home, capsys):
     for one in (actors, service, learner):
         assert set(one) == {"apiVersion", "kind", "metadata", "spec"}
         assert set(one["spec"]) <= SPECS[one["kind"]]
-    assert [port["port"] for port in service["spec"]["ports"]] == [7000, 7001, 7002]
+    assert [port["port"] for port in service["spec"]["ports"]] == [7000]
     for one, own in (
         (actors, ("--ip", "fake-aloha-learner", "--spool_path")),
         (learner, ("--bind", "--checkpoint_path")),

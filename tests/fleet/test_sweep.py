@@ -51,7 +51,7 @@ def test_the_manifest_has_an_ordinary_command_of_each_run(tmp_path):
     both = planned("--learner", "--actor", "--port", "7000")
     words = [shlex.split(run.command) for run in both.runs.values()]
     assert list(both.runs) == ["seed=1", "seed=2", "seed=7"]
-    assert [w[w.index("--port", w.index("--seed")) + 1] for w in words] == ["7000", "7003", "7006"]
+    assert [w[w.index("--port", w.index("--seed")) + 1] for w in words] == ["7000", "7001", "7002"]
     assert len({w[-1] for w in words}) == 3  # spools
     sweep.write(tmp_path)
     assert read_sweep(tmp_path) == sweep

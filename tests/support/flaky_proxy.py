@@ -7,14 +7,12 @@ import socket
 import threading
 import time
 
-from serl_chunk.transport.wire.handshake import CHANNELS
-
 _CHUNK = 1 << 16
 _PACE_S = 0.02  # a throttled chunk is what the rate carries in this time: larger ones would make the link burst
 
 
 class FlakyProxy:
-    """Forwards `port`, `port + 1`, `port + 2` to the same three ports from `to`.
+    """Forwards `port` to `to`.
 
     Attributes may be changed at any time: `rate` in bytes per second and direction (0: unlimited), `delay` in seconds
     for every chunk, `cut` (no connection is accepted, those there are closed).
@@ -32,17 +30,14 @@ class FlakyProxy:
         self._closing = False
         self._pairs: set[socket.socket] = set()
         self._lock = threading.Lock()
-        self._listeners = []
-        for i in range(len(CHANNELS)):
-            listener = socket.create_server(("127.0.0.1", port + i))
-            self._shrink(listener)  # before it listens for peers: what it accepts inherits the size
-            self._listeners.append(listener)
-            threading.Thread(target=self._accept, args=(listener, to + i), daemon=True).start()
+        self._listener = socket.create_server(("127.0.0.1", port))
+        self._shrink(self._listener)  # before it listens for peers: what it accepts inherits the size
+        threading.Thread(target=self._accept, args=(to,), daemon=True).start()
 
-    def _accept(self, listener: socket.socket, to: int) -> None:
+    def _accept(self, to: int) -> None:
         while not self._closing:
             try:
-                ours, _ = listener.accept()
+                ours, _ = self._listener.accept()
                 if self.cut:
                     ours.close()
                     continue
@@ -92,10 +87,9 @@ class FlakyProxy:
     def close(self) -> None:
         """Stop."""
         self._closing = True
-        for listener in self._listeners:
-            with contextlib.suppress(OSError):
-                listener.shutdown(socket.SHUT_RDWR)
-            listener.close()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
         self.break_connections()
 
 

@@ -42,12 +42,12 @@ def joined(learner: ServerKeys, folder: Path, name: str = "left") -> ClientKeys:
 
 
 def tell(port: int, keys: ClientKeys, pair: Pair, *messages: list) -> list[codec.Message]:
-    """What the learner's control socket answers to messages that come with `pair`."""
+    """What the learner answers to messages that come with `pair`."""
     context = zmq.Context()
     s = context.socket(zmq.DEALER)
     try:
         use_keys(s, keys.server, pair)
-        s.connect(f"tcp://{HERE}:{port + 2}")
+        s.connect(f"tcp://{HERE}:{port}")
         for frames in messages:
             s.send_multipart(frames)
         answers, wait = [], 5000

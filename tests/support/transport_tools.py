@@ -200,11 +200,11 @@ def eventually(condition: Callable[[], bool], timeout: float = 10.0) -> None:
 
 @contextlib.contextmanager
 def raw(port: int) -> Iterator[zmq.Socket[bytes]]:
-    """A plain socket to a learner's control port."""
+    """A plain socket to a learner."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     s = context.socket(zmq.DEALER)
     s.linger, s.rcvtimeo, s.sndtimeo = 0, 5000, 5000
-    s.connect(f"tcp://127.0.0.1:{port + 2}")
+    s.connect(f"tcp://127.0.0.1:{port}")
     try:
         yield s
     finally:
@@ -220,7 +220,7 @@ class RawActor:
     def __init__(self, port: int, **changes: Any) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         RAW_ACTORS.append(self)
-        self.data, self.snapshots, self.control = (self._dealer(port + i) for i in range(3))
+        self.data, self.snapshots, self.control = (self._dealer(port) for _ in range(3))
         hello = Hello("raw", 1, "raw", CONTRACT, "run", -1, 0, 10**6, 0, 10**6)._replace(**changes)
         self.control.send_multipart(hello.encode())
         self.welcome = self.receive(self.control)

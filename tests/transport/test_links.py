@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 from flaky_proxy import flaky
+from key_tools import invited
 from ports import free_port
 from transport_tools import CONFIG, LIMITS, Inbox, end, eventually, linked, send_episode, serving, spools, step
 
@@ -119,6 +120,27 @@ def test_a_snapshot_goes_on_where_the_connection_broke_though_newer_ones_are_pub
         assert link.wait_until(lambda: link.latest().version > 0, 20)
         assert arrived.ticks == {"fast": list(range(20)), "slow": [0, 1]}
         assert server.stats()["duplicates"] == 0
+
+
+def test_one_forwarded_port_of_another_number_with_keys(tmp_path, learner):
+    """As of a rented machine behind NAT, 40 ms and 20 Mbit/s away: joining, records, a snapshot, a checkpoint."""
+    near, far, arrived = free_port(), free_port(), Arrived(48_000)
+    keys = invited(learner, tmp_path / "robot", port=far)
+    snapshot = Snapshot(3, {"w": np.random.default_rng(0).normal(size=75_000).astype(np.float32)})
+    with (
+        serving(far, keys=learner, on_record=arrived, fetch=lambda step: (snapshot, {"step": step})) as server,
+        flaky(near, far, shared=True) as proxy,
+        linked(near, keys=keys, connect=False) as link,
+    ):
+        proxy.delay, proxy.rate = 0.02, 2.5e6
+        link.connect(20)
+        server.publish(snapshot, {})
+        send(link, "e", 20, 48_000)
+        assert link.flush(20)
+        assert link.wait_until(lambda: link.latest() is not None, 20)
+        assert link.fetch_checkpoint("latest", 20)[1] == {"step": "latest"}
+        assert (arrived.ticks, arrived.ended) == ({"e": list(range(20))}, {"e": 20})
+        assert link.stats()["connections"] == 1
 
 
 @pytest.mark.parametrize("at", ["learner", "actor"])

@@ -1,4 +1,4 @@
-"""Checks of `serl-chunk doctor`: ports, devices, the link's bandwidth, the actor's spool, a run's disk."""
+"""Checks of `serl-chunk doctor`: port, devices, the link's bandwidth, the actor's spool, a run's disk."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from serl_chunk.outcomes.classifier import Classifier
 from serl_chunk.transport.storage import journal
 from serl_chunk.transport.storage.spool import SpoolFolders, largest_episode_bytes
 from serl_chunk.transport.wire import records
-from serl_chunk.transport.wire.handshake import CHANNELS
 from serl_chunk.types import IMAGE_PREFIX, STATE, ConfigError, RobotSpec, Source, Step, StepBlock
 from serl_chunk_robot.wire import codec, sockets
 
@@ -83,33 +82,26 @@ def require_free(name: str, path: str) -> None:
 
 
 def tunnel(ip: str, port: int) -> str:
-    """Return the command that forwards a learner's ports to this machine."""
-    forwards = " ".join(f"-L {p}:127.0.0.1:{p}" for p in range(port, port + len(CHANNELS)))
-    return f"ssh {forwards} {'GPU_BOX' if sockets.is_loopback(ip) else ip}"
+    """Return the command that forwards a learner's port to this machine."""
+    return f"ssh -L {port}:127.0.0.1:{port} {'GPU_BOX' if sockets.is_loopback(ip) else ip}"
 
 
 _PORT_ADVICE = {
     "no host": "give the learner's name or IP address with --ip",
     "refused": "start the learner (with --bind 0.0.0.0, if it is on another machine), or give its --port{through}",
-    "timeout": "check --ip, that the machine is on, and that its firewall lets TCP {port} to {last} in{through}",
+    "timeout": "check --ip, that the machine is on, and that its firewall lets TCP {port} in{through}",
     "no greeting": "start the learner, or give its --port: another program has this one, or a tunnel leads to a port "
     "where nothing listens{through}",
     "unreachable": "check the network between the two machines, and --ip{through}",
 }
 
 
-def check_ports(found: list[PortProbe], ip: str, port: int) -> Iterator[Check]:
-    """Check each port; only the first port with a fault gets the remedy in full."""
-    through = f"\nor through SSH, and then with --ip 127.0.0.1:\n  {tunnel(ip, port)}"
-    explained: dict[str, int] = {}
-    for r in found:
-        name = f"port {r.port} ({r.channel})"
-        if not r.trouble:
-            yield ok(name, f"reached in {duration(r.seconds)}", connect_s=r.seconds)
-            continue
-        remedy = _PORT_ADVICE[r.trouble].format(port=port, last=port + len(CHANNELS) - 1, through=through)
-        same = explained.setdefault(r.trouble, r.port)
-        yield failed(name, f"{ip}:{r.port}: {r.detail}", remedy if same == r.port else f"as for port {same}")
+def check_port(found: PortProbe, ip: str, port: int) -> Check:
+    """Return the result for the learner's port."""
+    name, through = f"port {port}", f"\nor through SSH, and then with --ip 127.0.0.1:\n  {tunnel(ip, port)}"
+    if not found.trouble:
+        return ok(name, f"reached in {duration(found.seconds)}", connect_s=found.seconds)
+    return failed(name, f"{ip}:{port}: {found.detail}", _PORT_ADVICE[found.trouble].format(port=port, through=through))
 
 
 CHECK_S = 3.0  # seconds that a robot's own check may take

@@ -12,7 +12,7 @@ from pathlib import Path
 from serl_chunk.cli.doctor import checks
 from serl_chunk.cli.doctor.checks import Check, duration, failed, ok, per_second, warning
 from serl_chunk.cli.doctor.operator import check_operator
-from serl_chunk.cli.doctor.probe import DiagnosticsClient, KeyRefusedError, RoundTrip, probe_ports
+from serl_chunk.cli.doctor.probe import DiagnosticsClient, KeyRefusedError, RoundTrip, probe_port
 from serl_chunk.cli.doctor.served import check_served
 from serl_chunk.cli.keys import LearnerAddress, actor_keys, actor_name, add_learner_flags
 from serl_chunk.cli.process import add_experiment_flags, load_flags, split_overrides
@@ -52,7 +52,7 @@ _FEW_DOCTORS = "a learner answers few doctors at a time: try again in a minute"
 def doctor_flags(p: argparse.ArgumentParser) -> None:
     """Add the command's flags."""
     p.description = (
-        "On the robot PC, with the actor's flags: checks ports, keys, version, experiment, round trip, throughput, "
+        "On the robot PC, with the actor's flags: checks port, keys, version, experiment, round trip, throughput, "
         "clock, disks, devices, the operator's too, and whether the link carries what the experiment records, with a "
         "remedy for each fault. Takes seconds, records nothing, and may run while actors of other machines work. Exit "
         "status 1 where something failed."
@@ -115,12 +115,12 @@ def run_checks(
                 spec.camera(name)
         except Exception as e:  # an experiment's own code may raise anything
             spec, trouble = None, _cannot_build(config, e)
-    found = probe_ports(where.ip, where.port, REACH_S)
-    yield from checks.check_ports(found, where.ip, where.port)
+    found = probe_port(where.ip, where.port, REACH_S)
+    yield checks.check_port(found, where.ip, where.port)
     if trouble is not None:
         yield trouble
-    if found[-1].trouble:
-        yield Check("learner", "-", "not checked: its control port cannot be reached")
+    if found.trouble:
+        yield Check("learner", "-", "not checked: its port cannot be reached")
     else:
         yield from _check_learner(config, spec, where, actor)
     if checkpoint_path is not None:
@@ -171,7 +171,7 @@ def _check_learner(
         elif sockets.is_loopback(where.ip):
             yield ok("key", "none needed: only this machine, or a tunnel, reaches this address")
         else:
-            said = "none: the learner runs with --insecure, so any machine that reaches its ports can feed and read it"
+            said = "none: the learner runs with --insecure, so any machine that reaches its port can feed and read it"
             yield warning("key", said, "start it without --insecure, and join from here with the line that it prints")
         if trouble is not None:
             yield trouble

@@ -1,4 +1,4 @@
-"""Connections of `serl-chunk doctor` to a learner: its ports, and the answers of its control socket."""
+"""Connections of `serl-chunk doctor` to a learner: its port, and its answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from serl_chunk.transport.security.client import KeyExchange, mechanism_at
 from serl_chunk.transport.security.keys import ClientKeys
 from serl_chunk.transport.wire import handshake
 from serl_chunk.transport.wire.handshake import (
-    CHANNELS,
     ActorState,
     LearnerStatus,
     RefusedError,
@@ -34,40 +33,31 @@ Trouble = Literal["", "no host", "refused", "timeout", "no greeting", "unreachab
 
 
 class PortProbe(NamedTuple):
-    """The result of connecting to one port."""
+    """The result of connecting to a learner's port."""
 
-    channel: str  # of CHANNELS
-    port: int
     trouble: Trouble  # empty where a learner may listen there
     detail: str  # the system's words for it
     seconds: float  # to connect, name look-up included
 
 
-def probe_ports(host: str, port: int, timeout: float) -> list[PortProbe]:
-    """Connect to `port` and the two after it in parallel, in at most `timeout` seconds.
+def probe_port(host: str, port: int, timeout: float) -> PortProbe:
+    """Connect, in at most `timeout` seconds. A tunnel accepts connections that lead nowhere: it must greet too."""
+    found = PortProbe("timeout", f"no answer in {timeout:g} s", timeout)
 
-    Data and snapshots must also greet as ZeroMQ does: a tunnel accepts connections that lead nowhere.
-    """
-    late = f"no answer in {timeout:g} s"
-    found = {c: PortProbe(c, port + i, "timeout", late, timeout) for i, c in enumerate(CHANNELS)}
-
-    def probe(channel: str) -> None:
-        start, where = time.monotonic(), found[channel].port
-        trouble, detail = _connect(host, where, timeout / 2)
+    def probe() -> None:
+        nonlocal found
+        start = time.monotonic()
+        trouble, detail = _connect(host, port, timeout / 2)
         seconds = time.monotonic() - start
-        # The control port's answers show whether it is a learner's.
-        if not trouble and channel != "control" and mechanism_at(host, where, timeout / 2) is None:
+        if not trouble and mechanism_at(host, port, timeout / 2) is None:
             trouble, detail = "no greeting", "it accepts connections and does not greet"
-        found[channel] = PortProbe(channel, where, trouble, detail, seconds)
+        found = PortProbe(trouble, detail, seconds)
 
-    # Daemons: the system's look-up of a name can take longer than the operator waits, and cannot be stopped.
-    threads = [threading.Thread(target=probe, args=(channel,), daemon=True) for channel in CHANNELS]
-    for thread in threads:
-        thread.start()
-    deadline = time.monotonic() + timeout
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    return [found[c] for c in CHANNELS]
+    # A daemon: the system's look-up of a name can take longer than the operator waits, and cannot be stopped.
+    thread = threading.Thread(target=probe, daemon=True)
+    thread.start()
+    thread.join(timeout)
+    return found
 
 
 def _connect(host: str, port: int, timeout: float) -> tuple[Trouble, str]:

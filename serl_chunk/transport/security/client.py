@@ -15,7 +15,7 @@ from zmq.utils.monitor import recv_monitor_message
 from serl_chunk.config.transport import TransportConfig
 from serl_chunk.transport.security.keys import ClientKeys
 from serl_chunk.transport.wire import handshake
-from serl_chunk.transport.wire.handshake import CHANNELS, RefusedError, UnreachableError
+from serl_chunk.transport.wire.handshake import RefusedError, UnreachableError
 from serl_chunk_robot.wire import codec, sockets
 from serl_chunk_robot.wire.codec import Frame, Limits, WireError
 from serl_chunk_robot.wire.curve import default_folder, fingerprint, to_bytes, use_keys
@@ -108,7 +108,7 @@ class KeyExchange:
         if channel == "control":
             self._watched, self.monitor = s, s.get_monitor_socket(HANDSHAKE_EVENTS)
             self.monitor.linger = 0
-        sockets.connect(s, self._host, self._port + CHANNELS.index(channel))
+        sockets.connect(s, self._host, self._port)
         return s
 
     def move(self, host: str, port: int) -> None:
@@ -205,7 +205,7 @@ def enroll(keys: ClientKeys, config: TransportConfig, host: str, port: int, time
         outcome, refused = Outcome.DENIED, e
     if outcome is Outcome.DENIED:  # used up: by us, perhaps, and the answer was lost, or by another program here
         outcome = _ask(keys, config, host, port, timeout, None)
-    outcome = explain(outcome, True, host, port + CHANNELS.index("control"))
+    outcome = explain(outcome, True, host, port)
     if outcome is Outcome.DONE:
         return keys.at([host], joined=True)
     if outcome in (None, Outcome.FOREIGN):

@@ -93,7 +93,7 @@ class SnapshotChannel:
         self.newest: Published | None = None
         self._published_at: dict[int, float] = {}  # version -> monotonic s
         self.run, self._sockets, self._sessions, self._handler, self._check = run, sockets, sessions, handler, check
-        self._counters = sockets.counters["snapshots"]
+        self._counters = sockets.counters["control"]
         self._narrow = sockets.config.snapshot_dtype == "bfloat16"  # of snapshots; checkpoints travel as they are
         self._pulled: dict[str, Published] = {}  # session -> the version it was announced and has not completed
         self._checkpoints: dict[str, Published] = {}  # session -> the checkpoint it was given and has not completed
@@ -131,6 +131,7 @@ class SnapshotChannel:
         return -1.0 if at is None else time.monotonic() - at
 
     def receive(self, session: Session, message: Message) -> None:
+        """Handle one of `snapshots.REQUESTS`. Raises WireError."""
         if message.kind == snapshots.SUBSCRIBE:
             session.connection.holds = session.connection.version = codec.field(message.header, "version", int)
             self._pulled.pop(session.info.session, None)
@@ -141,17 +142,15 @@ class SnapshotChannel:
             frames = answer_pull(message, kept, self._sockets.config.max_message_bytes)
             self._counters["pieces"] += 1
             self._counters["snapshot_bytes"] += codec.size_of(frames)
-            self._sockets.send("snapshots", session.connection.snapshots_id, frames)
-        elif message.kind == snapshots.RELEASE:
-            self._checkpoints.pop(session.info.session, None)
+            self._sockets.send("control", session.connection.snapshots_id, frames)
         else:
-            raise WireError(f"unknown kind {message.kind!r}")
+            self._checkpoints.pop(session.info.session, None)
 
     def _announce(self, session: Session) -> None:
         newest, connection = self.newest, session.connection
         if newest is None or connection.holds is None or newest.manifest.version <= connection.holds:
             return
-        if self._sockets.send("snapshots", connection.snapshots_id, newest.announcement):
+        if self._sockets.send("control", connection.snapshots_id, newest.announcement):
             connection.holds = None
             self._pulled[session.info.session] = newest
 
@@ -246,7 +245,12 @@ class ControlChannel:
             if not dropped:
                 self._probes.add("")
                 self._sockets.send("control", identity, self._probe(message, key))
-        elif (session := self._session(message, "control", identity)) is not None:
+        elif (session := self._session(message, identity)) is None:
+            pass
+        elif message.kind in snapshots.REQUESTS:
+            session.connection.snapshots_id = identity
+            self._snapshots.receive(session, message)
+        else:
             session.connection.control_id = identity
             self._receive_of(session, message)
 
@@ -355,15 +359,14 @@ class ControlChannel:
         else:
             logger.info("actor %s connected from %s%s, with snapshot %d", hello.actor_id, peer, named, hello.version)
 
-    def _session(self, message: Message, channel: str, identity: bytes) -> Session | None:
+    def _session(self, message: Message, identity: bytes) -> Session | None:
         """Return the session of a message's token; a peer without one is requested to send a hello."""
         session = self._sessions.by_token(codec.field(message.header, "token", bytes))
         if session is None:
             self._counters["stale"] += 1
-            if channel == "control":
-                self._sockets.send_outgoing()  # the reason why it has no session, where it was just refused
+            if message.kind not in snapshots.REQUESTS:
                 rejoin = codec.encode(handshake.REJOIN, {"token": message.header["token"]})
-                self._sockets.send(channel, identity, rejoin)
+                self._sockets.send("control", identity, rejoin)
         return session
 
     def _status_fields(self, session: Session) -> dict[str, Any]:
@@ -394,13 +397,6 @@ class ControlChannel:
         if self._sockets.send("control", connection.control_id, encode_grant(grant)):
             connection.grant_told = grant
 
-    def receive_snapshots(self, identity: bytes, frames: list[Frame]) -> None:
-        message = codec.decode(frames, self._limits)
-        session = self._session(message, "snapshots", identity)
-        if session is not None:
-            session.connection.snapshots_id = identity
-            self._snapshots.receive(session, message)
-
     def _drop_revoked(self, authenticator: Authenticator) -> None:
         for session in self._sessions:
             connection = session.connection
@@ -414,15 +410,12 @@ class ControlChannel:
                 self._receiver.end_later(session, gone=False)
 
     def tick(self) -> None:
-        self._sockets.send_outgoing()
         now = time.monotonic()
         if self._sockets.authenticator is not None and now >= self._keys_at:
             self._keys_at = now + _KEYS_S
             self._drop_revoked(self._sockets.authenticator)
         live = [s.connection for s in self._sessions if s.live]
-        ids = {"data": [c.data_id for c in live], "snapshots": [c.snapshots_id for c in live]}
-        ids["control"] = [c.control_id for c in live]
-        self._sockets.guard.look((channel, identity) for channel, of in ids.items() for identity in of)
+        self._sockets.look(identity for c in live for identity in (c.data_id, c.snapshots_id, c.control_id))
         if now >= self._sessions_at:
             began = time.thread_time()
             for session in self._sessions:

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable
 
-from serl_chunk.transport.server.sessions import NO_ACTOR, TOKEN_BYTES, ServerHandler, Session, SessionInfo, Sessions
+from serl_chunk.transport.server.sessions import NO_ACTOR, ServerHandler, Session, SessionInfo, Sessions
 from serl_chunk.transport.server.sockets import ServerSockets
 from serl_chunk.transport.storage.journal import JournalError
 from serl_chunk.transport.storage.record_store import RecordStore, Verdict
@@ -47,15 +47,10 @@ class RecordReceiver:
         self._touched: set[Session] = set()  # sent something since the last acknowledgement
 
     def receive(self, identity: bytes, frames: list[Frame]) -> None:
-        if not frames:
-            raise WireError("no frames")
-        token = buffer_of(frames[0])
-        if token.nbytes != TOKEN_BYTES:  # before it is copied
-            raise WireError("no token")
         self._turned_at = time.monotonic()
         self._look_for_another()
         self.do_noted()
-        with self.sessions.taking(bytes(token)) as session:
+        with self.sessions.taking(bytes(buffer_of(frames[0]))) as session:
             if session is None:
                 self._counters["stale"] += 1
             else:
@@ -206,9 +201,9 @@ class RecordReceiver:
             if self.store is None or self.store.has_room:
                 log.warning("the learner has room again, and takes records")
                 self.stalled = ""
-                for session in self.sessions:
-                    if session.live:
-                        self._acknowledge(session, gap=True)  # send again what came meanwhile
+                self._request_again()
+        if self.sockets.has_dropped():
+            self._request_again()
         if self.store is None:
             return
         if now >= self.trim_at:
@@ -219,6 +214,12 @@ class RecordReceiver:
             for session in self.sessions:
                 if session.live and session.unsynced and session.unsynced[0][0] < self.store.journal.synced:
                     self._acknowledge(session)
+
+    def _request_again(self) -> None:
+        """Request what came while nothing was taken."""
+        for session in self.sessions:
+            if session.live:
+                self._acknowledge(session, gap=True)
 
     def _stall(self, why: str) -> None:
         if why != self.stalled:
@@ -278,7 +279,8 @@ class RecordReceiver:
         log.error("actor %s (%s) is refused: %s", session.info.actor_id, session.info.peer, reason)
         self._counters["refused"] += 1
         session.refused = reason
-        self.sockets.send_later(session.connection.control_id, handshake.refusal(reason))
+        # First: a heartbeat from then on would be answered by a request to connect again.
+        self.sockets.send("data", session.connection.control_id, handshake.refusal(reason))
         self.sessions.fence(session)
         self.sessions.leave(session)
         if self.sessions.close(session, gone=True):

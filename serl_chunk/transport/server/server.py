@@ -48,7 +48,7 @@ class LearnerServer:
     ) -> None:
         """
         Args:
-            bind, port: address to listen on; `port` and the two after it are used.
+            bind, port: address to listen on.
             contract: named values an actor must share.
             run_id: the same for every learner of one run, resumed or not; random by default.
             episode_timeout: seconds of silence after which a session counts as silent (default `config.timeout_s`).
@@ -133,7 +133,7 @@ class LearnerServer:
         return list(self._sessions)
 
     def close(self) -> None:
-        """Stop serving and release the ports; what was not acknowledged stays with the actors."""
+        """Stop serving and release the port; what was not acknowledged stays with the actors."""
         self._halt()
         for thread in self._threads:
             if thread.ident is not None:
@@ -156,18 +156,14 @@ class LearnerServer:
 
     def _serve_data(self) -> None:
         while not self._stop:
-            ready = self._sockets.wait_data(_POLL_S)
+            self._sockets.wait_data(_POLL_S)
             self._receiver.do_noted()
-            if ready:
-                self._sockets.deliver("data", self._receiver.receive)
+            self._sockets.deliver("data", self._receiver.receive)
             self._receiver.acknowledge()
             self._receiver.maintain(time.monotonic())
 
     def _serve_control(self) -> None:
-        handlers = {"control": self._control.receive, "snapshots": self._control.receive_snapshots}
         while not self._stop:
-            ready = self._sockets.wait_control(_POLL_S)
-            for channel, handler in handlers.items():
-                if channel in ready:
-                    self._sockets.deliver(channel, handler)
+            self._sockets.wait_control(_POLL_S)
+            self._sockets.deliver("control", self._control.receive)
             self._control.tick()

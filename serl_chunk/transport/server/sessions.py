@@ -15,12 +15,11 @@ import numpy as np
 
 from serl_chunk.transport.storage.record_store import SessionState
 from serl_chunk.transport.wire import handshake
-from serl_chunk.transport.wire.handshake import Hello
+from serl_chunk.transport.wire.handshake import TOKEN_BYTES, TOKEN_MARK, Hello
 from serl_chunk.transport.wire.records import Assembly, Item
 from serl_chunk.transport.wire.tickets import TicketRequest
 from serl_chunk.types import Grant, Record, SerlChunkError, Snapshot
 
-TOKEN_BYTES = 16
 _MAX_TIMEOUTS = 20  # time-outs that an actor may ask for: a dead one must not hold its id for ever
 _RECORD_WAIT_S = 0.1  # how long a hello waits for a record of its session that is being taken
 _REMEMBERED = 1000  # silent sessions with records: their actors may come back and go on
@@ -49,16 +48,18 @@ class RefuseError(SerlChunkError):
 
 @dataclasses.dataclass
 class ActorConnection:
-    """A session's connection, from the hello that opened it to the one that opens the next. It has no sockets at first.
+    """A session's connection, from the hello that opened it to that which opens the next; at first without identities.
 
     Written by the control thread, under the lock of `Sessions` where the data thread writes it too.
     """
 
     heard_at: float
-    token: bytes = dataclasses.field(default_factory=lambda: secrets.token_bytes(TOKEN_BYTES))  # another one is stale
+    token: bytes = dataclasses.field(  # another one is stale
+        default_factory=lambda: TOKEN_MARK + secrets.token_bytes(TOKEN_BYTES - 1)
+    )
     key: str = ""  # its public key; empty without keys
     timeout_s: float = 0.0  # seconds that its heartbeats may take over its link, as its actor reports
-    data_id: bytes = b""  # routing ids of its sockets
+    data_id: bytes = b""  # identities of the actor's three connections
     control_id: bytes = b""
     snapshots_id: bytes = b""
     finish_told: bool = False

@@ -30,7 +30,9 @@ Counters = collections.Counter[str]  # written by one thread, read by any: a rea
 
 DEFAULT_PORT = 5588
 ADDRESS = "address"  # file in a run folder: where its newest learner is
-CHANNELS = ("data", "snapshots", "control")  # ports p, p + 1, p + 2
+CHANNELS = ("data", "snapshots", "control")  # an actor's connections: no heartbeat waits behind a large message
+TOKEN_BYTES = 16
+TOKEN_MARK = b"\xc1"  # first byte of each: no msgpack begins with it, and so no message but those of the data thread
 MAX_ARRAYS = 64  # of one message; an entry of a journal holds no more
 CREDIT_BYTES = 32 << 20  # unacknowledged data that an actor may have in flight
 # Kinds of control messages but for those of the handshake and of snapshots.
@@ -43,7 +45,7 @@ IDENTITY = "identity"  # learner -> actor, before anything else: which run this 
 STATUS, REJOIN, FETCHED, FETCH_FAILED = "status", "rejoin", "fetched", "fetch_failed"  # learner -> actor
 GRANT = "grant"  # likewise, of tickets
 ACK = "ack"  # learner -> actor, on the data socket
-PROTOCOL = 10
+PROTOCOL = 11
 HELLO, WELCOME, REFUSED = "hello", "welcome", "refused"
 DEMONSTRATIONS = "demonstrations"  # array of a welcome, uint8[N, 8]: digests of those that the learner has
 _MAX_FIELDS = 256
@@ -64,11 +66,9 @@ _ECHO: codec.Checks = {"number": codec.count, "nbytes": codec.count, "clock": co
 
 
 def check_port(port: int) -> None:
-    """Raise ConfigError unless `port` and the two after it can exist."""
-    last = 65535 - len(CHANNELS) + 1
-    if not 1 <= port <= last:
-        message = f"must be 1..{last}, got {port}: the transport uses that port and the two after it"
-        raise ConfigError(message, parameter="port")
+    """Raise ConfigError unless `port` can exist."""
+    if not 1 <= port <= 65535:
+        raise ConfigError(f"must be 1..65535, got {port}", parameter="port")
 
 
 def write_address(file: Path, host: str, port: int) -> None:

@@ -61,7 +61,7 @@ _BEGIN: codec.Checks = {
 }
 _COLUMNS = np.dtype([*STEP_COLUMNS.items()])  # of one step; packed: what has one value a step travels as one array
 PART = "part"
-MAX_PART_BYTES = (1 << 20) + (1 << 16)  # and so of a frame on the data channel: what is larger travels in parts
+MAX_PART_BYTES = (1 << 20) + (1 << 16)  # and so of a frame: what is larger travels in parts
 
 
 class Item(NamedTuple):

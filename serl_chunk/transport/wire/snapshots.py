@@ -17,7 +17,7 @@ from serl_chunk_robot.wire import codec
 from serl_chunk_robot.wire.codec import Message, WireError
 
 MANIFEST, PIECE, GONE = "manifest", "piece", "gone"  # from the server
-SUBSCRIBE, PULL, RELEASE = "subscribe", "pull", "release"  # from the client
+REQUESTS = SUBSCRIBE, PULL, RELEASE = "subscribe", "pull", "release"  # from the client
 MAX_RANGES = 64  # ranges of leaves in one piece
 MAX_LEAVES = 100_000
 MAX_BYTES = 1 << 36  # of a snapshot: what is announced is allocated before it arrives

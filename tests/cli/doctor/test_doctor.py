@@ -7,13 +7,13 @@ import dataclasses
 import json
 import re
 import socket
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from flaky_proxy import flaky
 from ports import free_port
 from transport_tools import serving
 
@@ -40,7 +40,7 @@ from serl_chunk_robot.wire.codec import Limits
 
 HERE, ADD = "127.0.0.1", "`serl-chunk keys add NAME`"
 EVERYTHING = [
-    "port (data)", "port (snapshots)", "port (control)", "learner", "actor id", "learner's disk", "key", "experiment",
+    "port", "learner", "actor id", "learner's disk", "key", "experiment",
     "round trip", "throughput", "clock", "bandwidth", "snapshots", "spool", "devices",
 ]  # fmt: skip
 
@@ -75,12 +75,12 @@ def where(port: int, **changes: Any) -> LearnerAddress:
 
 
 def checks_of(config: ExperimentConfig | None, at: LearnerAddress) -> dict[str, Check]:
-    """The checks by name (ports without their number); each that is not ok has a remedy."""
+    """The checks by name (the port without its number); each that is not ok has a remedy."""
     found = list(run_checks(config, at))
     for c in found:
         assert c.status in ("ok", "-") or c.remedy, c
         assert c.status != "ok" or not c.remedy, c
-    named = {c.name if "port" not in c.name else "port " + c.name.split()[-1]: c for c in found}
+    named = {re.sub(r"^port .*", "port", c.name): c for c in found}
     assert len(named) == len(found)
     return named
 
@@ -113,7 +113,7 @@ def test_all_is_well(config, shared, tmp_path, capsys):
         assert server.sessions() == []
     store.close()
     out = capsys.readouterr().out
-    assert out.splitlines()[-1] == "doctor: 0 failed, 0 warnings, 15 ok"
+    assert out.splitlines()[-1] == "doctor: 0 failed, 0 warnings, 13 ok"
     report = json.loads(Path("out.json").read_text())
     assert (report["ok"], report["experiment"], report["port"]) == (True, "fake_aloha", port)
     checks = report["checks"]
@@ -133,8 +133,8 @@ def test_all_is_well(config, shared, tmp_path, capsys):
 def test_an_absent_host_is_not_waited_for(config, monkeypatch):
     for name in ("no-such-host.invalid", "a..b"):
         checks = checks_of(config, where(5588, ip=name))
-        assert "--ip" in checks["port (data)"].remedy
-        assert len(failures(checks)) == 3
+        assert "--ip" in checks["port"].remedy
+        assert failures(checks) == ["port 5588"]
 
     def hang(*args: Any, **kwargs: Any) -> socket.socket:
         time.sleep(5)
@@ -142,31 +142,18 @@ def test_an_absent_host_is_not_waited_for(config, monkeypatch):
 
     monkeypatch.setattr(socket, "create_connection", hang)
     start = time.monotonic()
-    check = checks_of(config, where(5588, ip="192.0.2.1"))["port (data)"]
+    check = checks_of(config, where(5588, ip="192.0.2.1"))["port"]
     assert time.monotonic() - start < 4
-    expect(check, "FAIL", "no answer in 1 s", "firewall lets TCP 5588 to 5590 in", "192.0.2.1")
+    expect(check, "FAIL", "no answer in 1 s", "firewall lets TCP 5588 in", "192.0.2.1")
 
 
 def test_a_tunnel_to_nowhere(config):
     """Its near end accepts whatever comes."""
     port = free_port()
-    listeners = [socket.create_server((HERE, port + i)) for i in range(3)]
-
-    def hang_up(listener: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                listener.accept()[0].close()
-
-    for s in listeners:
-        threading.Thread(target=hang_up, args=(s,), daemon=True).start()
-    try:
+    with flaky(port, free_port()):
         checks = checks_of(config, where(port))
-    finally:
-        for s in listeners:
-            s.shutdown(socket.SHUT_RDWR)
-            s.close()
-    assert failures(checks) == [f"port {port} (data)", f"port {port + 1} (snapshots)", "learner"]
-    assert "a tunnel leads to a port where nothing listens" in checks["port (data)"].remedy
+    assert failures(checks) == [f"port {port}"]
+    assert "a tunnel leads to a port where nothing listens" in checks["port"].remedy
 
 
 def test_another_experiment_and_one_that_cannot_be_built_here(config, shared):
@@ -267,7 +254,7 @@ def test_a_learner_without_keys(config, shared, keys, tmp_path, monkeypatch):
         for module in ("serl_chunk_robot.wire.sockets", "serl_chunk.transport.security.client"):
             monkeypatch.setattr(f"{module}.is_loopback", lambda host: False)
         expect(checks_of(config, where(port, keys=str(folder)))["key"], "FAIL", "runs without keys", "insecure")
-        expect(checks_of(config, where(port, insecure=True))["key"], "warning", "any machine that reaches its ports")
+        expect(checks_of(config, where(port, insecure=True))["key"], "warning", "any machine that reaches its port")
 
 
 def test_exit_status_and_a_file_that_cannot_be_written(capsys, tmp_path):
@@ -276,5 +263,5 @@ def test_exit_status_and_a_file_that_cannot_be_written(capsys, tmp_path):
     capsys.readouterr()
     assert main(["doctor", "--port", port]) == 1
     out = capsys.readouterr().out
-    assert out.count("Connection refused") == 3
-    assert "doctor: 3 failed, " in out
+    assert out.count("Connection refused") == 1
+    assert "doctor: 1 failed, " in out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 import time
 
@@ -12,6 +13,7 @@ from errors import naming
 from ports import free_port
 from transport_tools import CONFIG, LIMITS, Inbox, RawActor, eventually, linked, send_episode, serving, step
 
+from serl_chunk.transport.server import sockets
 from serl_chunk.transport.storage.record_store import RecordStore
 from serl_chunk.transport.wire import records
 from serl_chunk.transport.wire.handshake import REFUSED, RefusedError
@@ -121,6 +123,22 @@ def test_heartbeats_hellos_and_refusals_are_answered_while_a_record_waits(gate, 
     assert inbox.episodes() == {"before": list(range(5)), "during": list(range(20))}
 
 
+def test_more_records_than_may_wait_are_sent_again(gate, port, monkeypatch):
+    """What the control thread receives while the data thread stands still is bounded."""
+    monkeypatch.setitem(sockets._INBOXES, "data", (2, math.inf))
+    with serving(port, on_record=gate), linked(port) as link:
+        gate.open.clear()
+        for i in range(5):
+            send_episode(link, f"e{i}", 5)
+        assert gate.waiting.wait(10)
+        time.sleep(BLOCKED_S)
+        assert link.stats()["connections"] == 1
+        gate.open.set()
+        assert link.flush(10)
+        assert (link.stats()["connections"], link.stats()["retransmitted"] > 0) == (1, True)
+    assert gate.inbox.episodes() == {f"e{i}": list(range(5)) for i in range(5)}
+
+
 FRAMES = records.encode_record(StepBlock.from_steps("e", [step(t, t) for t in range(12)]), 1)
 TOTAL = codec.size_of(FRAMES)
 
@@ -137,7 +155,7 @@ def send(actor, offset, nbytes, first=1, span=12, frames=FRAMES):
 
 def test_a_record_is_taken_with_its_last_part(learner, actor):
     _, server, inbox = learner
-    actor.data.send_multipart([b"x" * 16, *encode_part(1, 12, FRAMES, 0, 700)])  # a stranger's
+    actor.data.send_multipart([b"\xc1" * 16, *encode_part(1, 12, FRAMES, 0, 700)])  # a stranger's
     eventually(lambda: server.stats()["stale"] == 1)
     assert server.stats()["parts"] == 0
     assert send(actor, 0, 300) == (1, 300, False)
