@@ -3,17 +3,12 @@
 Each has a learner, and one actor gives both the robot in turns (docs/new_task.md).
 """
 
+from dataclasses import replace
+
 import numpy as np
 
-from serl_chunk.config.agents.acfql import AcfqlConfig
-from serl_chunk.config.experiment import (
-    ActorConfig,
-    ChunkConfig,
-    ExperimentConfig,
-    LearnerConfig,
-    NormaliserConfig,
-    ReplayConfig,
-)
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.robots import FakeSingleArmConfig, GymConfig
 from serl_chunk.robots.base import AS_IS
 from serl_chunk.robots.fake.single_arm import PLACE, FakeSingleArmEnv
@@ -50,30 +45,14 @@ def make(fake_env, evaluating):
 
 
 def experiment(variant: str = "pick") -> ExperimentConfig:
-    """Return the experiment of `pick` or `return`."""
+    """Return the experiment of `pick` or `return`: but for the robot that of `fake_single_arm`, without a human."""
     if variant not in TASKS:
         raise ConfigError(f"fake_pick_return has no task {variant!r}. Give {' or '.join(TASKS)}", parameter="exp_name")
-    return ExperimentConfig(
-        name=f"fake_{variant}",
-        robot=GymConfig(
-            make=make,
-            robot_name="two_bins",
-            task=TASKS[variant],
-            max_episode_steps=FakeSingleArmConfig.max_episode_steps,
-        ),
-        agent=AcfqlConfig(),
-        chunk=ChunkConfig(horizon=4),  # 0.4 s
-        normaliser=NormaliserConfig(actions="absolute_range"),  # actions are moves in [-1, 1] already
-        replay=ReplayConfig(capacity=100_000, demo_capacity=20_000, human_capacity=20_000),
-        learner=LearnerConfig(
-            utd_ratio=0.5,
-            max_steps=8_000,
-            pretrain_steps=6_000,
-            critic_pretrain_steps=0,
-            warmup_episodes=16,
-            steps_per_update=50,
-            checkpoint_period=2_000,
-        ),
-        actor=ActorConfig(clock="lockstep"),
-        discount=0.98,  # 0.98**80 = 0.20
+    base = load_experiment("fake_single_arm")
+    robot = GymConfig(
+        make=make,
+        robot_name="two_bins",
+        task=TASKS[variant],
+        max_episode_steps=FakeSingleArmConfig.max_episode_steps,
     )
+    return replace(base, name=f"fake_{variant}", robot=robot, actor=replace(base.actor, intervention="none"))
