@@ -5,41 +5,14 @@ serl-chunk record --exp_name aloha_insertion --policy scripted --noise 0.003 --n
 serl-chunk --exp_name aloha_insertion --learner --actor --demo_path demos/insertion --checkpoint_path runs/insertion
 """
 
-from serl_chunk.config.agents.acfql import AcfqlConfig
-from serl_chunk.config.agents.critic import CriticConfig
-from serl_chunk.config.agents.flow import FlowConfig
-from serl_chunk.config.experiment import (
-    ActorConfig,
-    ChunkConfig,
-    ExperimentConfig,
-    LearnerConfig,
-    NormaliserConfig,
-    ReplayConfig,
-)
+from dataclasses import replace
+
+from serl_chunk.config.experiment import ExperimentConfig
+from serl_chunk.config.loader import load_experiment
 from serl_chunk.config.robots import AlohaSimConfig
 
 
 def experiment() -> ExperimentConfig:
-    """State observations (joints, poses of peg and socket); TransferCube's sizes, not tuned for this task."""
-    return ExperimentConfig(
-        name="aloha_insertion",
-        robot=AlohaSimConfig(env_name="insertion"),
-        agent=AcfqlConfig(
-            critic=CriticConfig(ensemble=2),
-            flow=FlowConfig(hidden=(256, 256)),
-        ),
-        chunk=ChunkConfig(horizon=10),
-        normaliser=NormaliserConfig(actions="relative"),
-        replay=ReplayConfig(capacity=300_000, demo_capacity=50_000, human_capacity=10_000),
-        learner=LearnerConfig(
-            utd_ratio=0.1,
-            max_lag_steps=600,
-            max_steps=30_000,
-            pretrain_steps=12_000,
-            warmup_episodes=20,
-            steps_per_update=50,
-            checkpoint_period=5_000,
-        ),
-        actor=ActorConfig(clock="lockstep"),
-        discount=0.995,  # 0.995**300 = 0.22
-    )
+    """State observations (joints, poses of peg and socket); TransferCube's settings, not tuned for this task."""
+    base = load_experiment("aloha_transfer_cube")
+    return replace(base, name="aloha_insertion", robot=AlohaSimConfig(env_name="insertion"))
