@@ -78,8 +78,9 @@ def test_nothing_is_lost_or_doubled_when_clocks_jump(tmp_path, environment):
 ACTORS = ("left", "middle", "right")
 LEARNER = "learner"
 FOLDER = "KILL_STORM_FOLDER"
-# Ticks between a robot and its spool when the actor is killed: lockstep sets no pace but the robot's own 10 ms.
-UNDER_WAY = 5
+# Ticks between a robot and its spool when the actor is killed: the five of a decision wait for each other, and as many
+# may follow while the thread that spools them waits for a core.
+UNDER_WAY = 10
 SETTINGS = (
     "--config.actor.clock=lockstep",
     "--config.learner.checkpoint_period=200",
