@@ -192,7 +192,7 @@ BAD: dict[str, tuple[str, ...]] = {
     "FAKE --local --demo_tolerance_s 0 --demo_path T/empty": ("--demo_tolerance_s", "0"),
     "FAKE --local --demo_scores score_5 --demo_path T/empty": ("--demo_scores", "score_5"),
     "FAKE --learner extra": ("extra", "--config.FIELD=VALUE", "serl-chunk --help_all"),
-    "keys add left --port 65535": ("--port", "65535", "1..65533"),
+    "keys add left --port 65536": ("--port", "65536", "1..65535"),
     "data convert T/five --out T/out --to=hdf5 --episodes 7": ("--episodes", "7", "0..4"),
     "data convert T/five --out T/out --to=hdf5 --scores score_5=nan": ("--scores", "score_5=nan", "FOLDER=REWARD"),
     # fields of the experiment
