@@ -273,7 +273,7 @@ def _number(value: float | None) -> str:
 class RobotTime(NamedTuple):
     """Figures of a run's online episodes; resets and pauses are not in them. None where nothing is known."""
 
-    robot_minutes: float  # of ticks, whoever acted
+    robot_minutes: float  # of all ticks, a human's too
     human_seconds: float  # of a human's segments, idle ticks included
     successes_per_10_min: float | None  # without intervention, in the last `window` judged episodes
     longest_streak: int  # of judged episodes that succeed without intervention, one after another
@@ -309,7 +309,7 @@ class Stretch(NamedTuple):
 
     first: int  # their numbers in the run
     last: int
-    robot_seconds: float  # of ticks, whoever acted
+    robot_seconds: float  # of all ticks, a human's too
     human_seconds: float  # of them a human's, idle ticks included
     alone: int  # episodes that succeeded without intervention
     judged: int  # with a known outcome
